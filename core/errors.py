@@ -378,9 +378,10 @@ class SinkLostData(SinkError):
     """The sink does not hold what it has acknowledged: it was emptied, restored, or restarted without its last data."""
 
     default_hint = (
-        "what was drained before is gone from the sink: replay it, that is, add all records that the sink lacks to the "
-        "queue anew; then take the sink as it is: export-queue readmit QUEUE SINK.json --store …, or "
-        "export_queue.readmit(store, queue_id, sink)"
+        "what was drained before is gone from the sink; take the sink as it is: export-queue readmit QUEUE SINK.json "
+        "--store …, or export_queue.readmit(store, queue_id, sink). It counts as incomplete until a first load of the "
+        "subscription has delivered everything again. If the queue has no subscriptions, add all records that the sink "
+        "lacks again, then declare it complete: export-queue complete QUEUE"
     )
 
 

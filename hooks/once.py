@@ -39,4 +39,4 @@ class UnitOfWork:
             log.warning("Airflow records the state %r; clearing this task will count as a retry", state)
             return
         with open_store(self.store) as store:
-            store.close_idempotency_key(self.idempotency_key, generation=self.generation)
+            store.close_idempotency_key(self.idempotency_key, generation=self.generation, has_ended=True)

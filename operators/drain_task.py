@@ -46,11 +46,14 @@ class DrainTask(RenderedTask):
     :param queue_id: the queue. (templated)
     :param sink_conn_id: connection of the sink, whose type tells the kind of sink: ``redis``, ``elasticsearch``,
         ``postgres``, ``mysql`` or ``sqlite``. (templated)
-    :param sink_options: options that the connection does not give, such as ``{"key": "customer:$id"}``. (templated)
+    :param sink_options: options that the connection does not give, such as ``{"key": "customer:$id"}``. The first
+        drain stores those that decide which record is written. A later one takes what it leaves out from there, and is
+        refused with other values. (templated)
     :param sink: instead of ``sink_conn_id``: a sink's description, or the import path ``module:factory`` of a sink of
         your own. (templated)
     :param exporter: import path ``module:name`` of the function that turns entries into puts and deletes; by default
-        the key is the record's id and the value its document. (templated)
+        the one that the queue was drained with before, else the key is the record's id and the value its document.
+        (templated)
     :param ranges: ranges of buckets, ``[[0, 101], …]``; None for all that have work. (templated)
     :param if_locked: what to do about a range that others hold, whole or in part: ``wait`` for it, ``skip`` it, or
         ``fail``. (templated)

@@ -109,7 +109,7 @@ class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
         state = store.idempotency(job.report_key)
         if not state.committed:
             raise SparkJobFailed("the Spark driver ended without a report; what it has published stays so")
-        store.close_idempotency_key(job.report_key)  # nobody else asks for it
+        store.close_idempotency_key(job.report_key, has_ended=True)  # nobody else asks for it
         report: dict[str, Any] = state.result
         return report
 

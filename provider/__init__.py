@@ -71,11 +71,12 @@ if TYPE_CHECKING:
     )
     from export_queue.core.locks import Owner
     from export_queue.core.observers import WaitingRows
-    from export_queue.core.queue import DeadLetter, DeadLetterFilter, QueuedEntry, Range, bucket
+    from export_queue.core.queue import DeadLetter, DeadLetterFilter, Mark, QueuedEntry, Range, bucket
     from export_queue.core.retry import Retry
     from export_queue.core.segments import Candidates, CompactionReport
     from export_queue.core.sinks import (
         ApplyResult,
+        BoundSink,
         Capabilities,
         Claim,
         ControlRecord,
@@ -125,6 +126,7 @@ __all__ = [
     "AlreadyCommitted",
     "AmbiguousRecord",
     "ApplyResult",
+    "BoundSink",
     "Candidates",
     "Capabilities",
     "ChangeSetTooLarge",
@@ -169,6 +171,7 @@ __all__ = [
     "LoadReport",
     "LockError",
     "LockNotAvailable",
+    "Mark",
     "MemorySink",
     "Operations",
     "OptionsDiffer",
@@ -241,12 +244,12 @@ _ROOMS = {
     "drain": "DrainReport Entry KeyStory drain follow readmit",
     "locks": "Owner",
     "observers": "WaitingRows",
-    "queue": "DeadLetter DeadLetterFilter QueuedEntry Range bucket",
+    "queue": "DeadLetter DeadLetterFilter Mark QueuedEntry Range bucket",
     "segments": "Candidates CompactionReport",
     "sinks": (
-        "ApplyResult Capabilities Claim ControlRecord Delete ElasticsearchSink ErrorRow ErrorTable Fate FencedSink "
-        "FloorRecord MemorySink Operations Put RedisSink Rejection Sink SinkSpec SqlSink SweepableSink apply_batch "
-        "check_owner raise_floor refuse_seqs register_store stale_rank"
+        "ApplyResult BoundSink Capabilities Claim ControlRecord Delete ElasticsearchSink ErrorRow ErrorTable Fate "
+        "FencedSink FloorRecord MemorySink Operations Put RedisSink Rejection Sink SinkSpec SqlSink SweepableSink "
+        "apply_batch check_owner raise_floor refuse_seqs register_store stale_rank"
     ),
     "spark": (
         "CompactJob DrainJob LoadReport Submitter bucket_column compact_job drain_job register_data_source "

@@ -43,7 +43,8 @@ def drain(
     sink_secret: SinkSecrets = None,
     sink_name: SinkName = None,
     exporter: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="exporter; by default each entry is one record")
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="exporter; by default the stored one, or a record an entry"),
     ] = None,
     ranges: Annotated[
         list[str] | None, typer.Option("--range", metavar="FIRST:END[:LAYOUT]", help="only these buckets, whole units")

@@ -22,11 +22,15 @@ def idempotency(
     schema: Schema = "export_queue",
     behind_pooler: BehindPooler = False,
     close: Annotated[bool, typer.Option("--close", help="let the same unit of work take effect anew")] = False,
+    who: Annotated[str | None, typer.Option(help="name for the record of --close; by default user and host")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether a unit of work has taken effect, and with which result."""
+    """Show whether a unit of work has taken effect, and with which result.
+
+    The status shows a mark of a key that was closed, until the complete command closes the mark.
+    """
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        was_closed = close and opened.close_idempotency_key(name)
+        was_closed = close and opened.close_idempotency_key(name, who=who)
         state = opened.idempotency(name)
     row = _row(name, state)
     if close and not was_closed:

@@ -20,8 +20,12 @@ from export_queue.core.cli.console import (
     show_one,
 )
 from export_queue.core.client import Store
-from export_queue.core.queue import Queue
+from export_queue.core.queue import Mark, Queue
 
+Who = Annotated[str | None, typer.Option(help="name for the record; by default user and host")]
+Complete = Annotated[
+    bool, typer.Option("--complete", help="promise that the sink lacks nothing; the promise is recorded")
+]
 QueueId = Annotated[str, typer.Argument(metavar="QUEUE", help="id of the queue")]
 
 
@@ -47,13 +51,18 @@ def status(
 
     A queue with subscriptions has a line for each of them, which says whether its first load is missing. Where the
     buckets of a queue were altered and its older layout is not empty yet, it says how many of the entries wait there.
+
+    Marks say what a sink lacks because somebody accepted a loss, and what somebody promised. A queue with subscriptions
+    has a line of its own if one of them was removed with what waited for it. Acts on the whole store, such as its
+    adoption, have a line without a queue.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         for queue in opened.queues():
-            if queue.fans_out:
+            found = opened.marks(queue.id)
+            if queue.fans_out and not found:
                 continue
-            units = opened.backlog(queue.id)
+            units = [] if queue.fans_out else opened.backlog(queue.id)
             oldest = min((unit.oldest_seq for unit in units), default=None)
             older = sum(unit.entries for unit in units if unit.range.layout != queue.layout) if queue.older else None
             rows.append(
@@ -64,13 +73,31 @@ def status(
                     "bytes": sum(unit.bytes for unit in units),
                     "ranges": [unit.range.to_json() for unit in units],
                     "oldest": None if oldest is None else seq_time(oldest),
-                    "dead": opened.dead_letters.count(queue.id),
+                    "dead": 0 if queue.fans_out else opened.dead_letters.count(queue.id),
                     "first_load": queue.first_load,
                     "in_older_layouts": older,
+                    **_marked(found, as_json=as_json),
                 }
             )
-    seldom = [name for name in ("first_load", "in_older_layouts") if all(row[name] is None for row in rows)]
+        if of_store := opened.marks():
+            nothing = dict.fromkeys(("queue", "sink", "oldest", "first_load", "in_older_layouts"))
+            counts = {"entries": 0, "bytes": 0, "ranges": [], "dead": 0}
+            rows.append(nothing | counts | _marked(of_store, as_json=as_json))
+    seldom = [
+        name
+        for name in ("first_load", "in_older_layouts", "incomplete", "marks")
+        if all(row[name] is None for row in rows)
+    ]
     show(rows, as_json=as_json, hide=("ranges", *seldom))
+
+
+def _marked(found: list[Mark], *, as_json: bool) -> dict[str, Any]:
+    """Show marks in a row of the status."""
+    lines = "; ".join(map(Mark.line, found)) or None
+    return {
+        "incomplete": True if any(mark.is_loss for mark in found) else None,
+        "marks": [mark.to_dict() for mark in found] if as_json else lines,
+    }
 
 
 @app.command()
@@ -190,9 +217,18 @@ def unsubscribe(
 ) -> None:
     """Remove a subscription permanently. What it has delivered stays in its sink."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        opened.unsubscribe(queue_id, name, discard=discard, who=who)
+        lost = opened.unsubscribe(queue_id, name, discard=discard, who=who)
         left = [reader.id for reader in opened.subscriptions(queue_id)]
-    show_one({"queue": queue_id, "unsubscribed": name, "subscriptions": left}, as_json=as_json)
+    show_one(
+        {
+            "queue": queue_id,
+            "unsubscribed": name,
+            "subscriptions": left,
+            "entries": lost.entries if lost else 0,
+            "dead_letters": lost.dead_letters if lost else 0,
+        },
+        as_json=as_json,
+    )
 
 
 @app.command("waive-first-load")
@@ -202,13 +238,15 @@ def waive_first_load(
     password: Password = None,
     schema: Schema = "export_queue",
     behind_pooler: BehindPooler = False,
+    who: Who = None,
     as_json: AsJson = False,
 ) -> None:
-    """Declare that a subscription needs nothing of what was committed before it."""
+    """Declare that a subscription needs nothing of what was committed before it; the store records who did."""
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        opened.waive_first_load(subscription)
+        opened.waive_first_load(subscription, who=who)
         reader = opened.queue(subscription)
-    show_one(_subscription(reader), as_json=as_json)
+        lines = [mark.line() for mark in opened.marks(subscription)]
+    show_one({**_subscription(reader), "marks": lines}, as_json=as_json)
 
 
 @app.command()
@@ -219,13 +257,42 @@ def rebind(
     password: Password = None,
     schema: Schema = "export_queue",
     behind_pooler: BehindPooler = False,
+    complete: Complete = False,
+    who: Who = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a queue drain into another sink from now on. Records in the former sink stay there."""
+    """Let a queue drain into another sink, or into the same one with other options, from now on.
+
+    Records in the former sink stay there, and the new place lacks what was drained before: it counts as incomplete.
+    """
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
         before = opened.queue(queue_id).sink
-        opened.rebind(queue_id, sink)
-    show_one({"queue": queue_id, "sink": sink, "before": before}, as_json=as_json)
+        found = opened.rebind(queue_id, sink, complete=complete, who=who)
+    show_one(
+        {"queue": queue_id, "sink": sink, "before": before, "incomplete": [mark.line() for mark in found]},
+        as_json=as_json,
+    )
+
+
+@app.command("complete")
+def declare_complete(
+    store: Url,
+    queue_id: Annotated[
+        str | None, typer.Argument(metavar="QUEUE", help="id of the queue; without it, the store as a whole")
+    ] = None,
+    password: Password = None,
+    schema: Schema = "export_queue",
+    behind_pooler: BehindPooler = False,
+    who: Who = None,
+    as_json: AsJson = False,
+) -> None:
+    """Promise that a reader's sink lacks nothing; the promise is recorded, and drains do not call it incomplete.
+
+    Without a queue, the marks of acts on the store as a whole are closed.
+    """
+    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+        closed = opened.declare_complete(queue_id, who=who)
+    show_one({"queue": queue_id, "losses": closed}, as_json=as_json)
 
 
 @app.command("configure-table")

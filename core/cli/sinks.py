@@ -22,6 +22,7 @@ from export_queue.core.cli.console import (
 )
 from export_queue.core.cli.naming import named_sink
 from export_queue.core.cli.passwords import refuse_passwords
+from export_queue.core.cli.queues import Complete, Who
 from export_queue.core.cli.sink_options import NAMES, SinkName, SinkOptions, SinkSecrets, SinkText
 from export_queue.core.drain import readmit as take_anyway
 from export_queue.core.errors import InvalidArgument
@@ -71,22 +72,30 @@ def readmit(
     sink_option: SinkOptions = None,
     sink_secret: SinkSecrets = None,
     sink_name: SinkName = None,
+    complete: Complete = False,
+    who: Who = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a sink that has lost data, which drains refuse; it is taken as it is.
 
-    The command brings nothing back: add the records that the sink lacks to the queue anew. Tables and indices of the
-    sink's description that are gone are created again.
+    The command delivers nothing again. The sink counts as incomplete, in drains and in status, until a first load of
+    the subscription has delivered everything, or somebody declares it complete. Tables and indices of the sink's
+    description that are gone are created again.
     """
     with (
         named_sink(sink, options=sink_option or (), secrets=sink_secret or (), name=sink_name) as described,
         open_store(store, password, schema, behind_pooler=behind_pooler) as opened,
     ):
-        take_anyway(opened, queue_id, described)
+        found = take_anyway(opened, queue_id, described, complete=complete, who=who)
+    lines = [mark.line() for mark in found]
     if as_json:
-        show_one({"queue": queue_id, "sink": described.name}, as_json=True)
-    else:
-        say(f"{described.name} is admitted as it is; queue {queue_id} may be drained into it")
+        show_one({"queue": queue_id, "sink": described.name, "incomplete": lines}, as_json=True)
+        return
+    say(f"{described.name} is admitted as it is; queue {queue_id} may be drained into it")
+    for line in lines:
+        say(f"it is incomplete: {line}")
+    if lines:
+        say(f"make a first load of the subscription, or promise that it is complete: export-queue complete {queue_id}")
 
 
 @app.command()

@@ -19,18 +19,20 @@ def adopt(
     password: Password = None,
     schema: Schema = "export_queue",
     behind_pooler: BehindPooler = False,
+    who: Annotated[str | None, typer.Option(help="name for the record; by default user and host")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a store that was restored live where it is, in another cluster of servers too.
 
-    Transactions that were in progress at the backup end. Nothing else may use the store meanwhile.
+    Transactions that were in progress at the backup end. Nothing else may use the store meanwhile. The status shows
+    a mark of it, until the complete command closes it.
     """
     with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        opened.adopt()
+        ended = opened.adopt(who=who)
         if as_json:
-            show_one({"store": opened.id}, as_json=True)
+            show_one({"store": opened.id, "ended": ended}, as_json=True)
         else:
-            say(f"store {opened.id} lives here now")
+            say(f"store {opened.id} lives here now; {ended} transactions that were in progress have ended")
 
 
 @app.command()

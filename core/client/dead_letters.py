@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import logging
-import socket
 from collections.abc import Callable
 
 from export_queue.core.drain import retry_dead_letters
@@ -18,6 +16,7 @@ from export_queue.core.queue import (
     dead_letter_audit,
     drop_dead_letters,
     list_dead_letters,
+    user_at_host,
 )
 from export_queue.core.segments import FellBack, fall_back, give_up_file
 from export_queue.core.store import Database
@@ -158,19 +157,10 @@ class DeadLetters:
         return found
 
     def audit(self, queue_id: str, *, limit: int = 100) -> Audit:
-        """Read the retries and drops of a queue's dead letters, newest first, and what else was given up.
+        """Read what people did to a queue's entries, newest first: retries, losses that were accepted, and promises.
 
-        That are subscriptions with what waited for them, as acts on their queue, and files that were lost.
+        The acts on a subscription that was removed are among those of its queue.
         """
         queue = self._find_queue(queue_id)
         with self._database.read() as work:
             return dead_letter_audit(work, queue, limit=limit)
-
-
-def user_at_host() -> str:
-    """Name who does something, for the audit."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # the user of a container may have no name
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"

@@ -15,7 +15,7 @@ from uuid import UUID
 from export_queue.core.callables import check_runs, checked, name_of, returned
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.client.context import FirstLoad, TransactionContext
-from export_queue.core.client.dead_letters import DeadLetters, user_at_host
+from export_queue.core.client.dead_letters import DeadLetters
 from export_queue.core.drain import KeyStory, why
 from export_queue.core.errors import (
     AlreadyCommitted,
@@ -36,6 +36,8 @@ from export_queue.core.maintenance import (
 from export_queue.core.observers import Observer, ObserverFailure, Observers, Processed, WaitingRows, waiting_rows
 from export_queue.core.queue import (
     Backlog,
+    Discarded,
+    Mark,
     Queue,
     QueuedEntry,
     Range,
@@ -43,15 +45,21 @@ from export_queue.core.queue import (
     backlog,
     bind_sink,
     configure_queue,
+    declare_complete,
     find_queue,
     find_reader,
     list_queues,
+    losses,
+    mark_incomplete,
+    marks,
     missing_load,
+    note_first_load,
     subscribe,
     subscriptions,
     units_asked_for,
     units_to_watch,
     unsubscribe,
+    user_at_host,
     waiting_ranges,
     waive_first_load,
 )
@@ -160,19 +168,25 @@ class Store:
     def _context(self, opened: OpenTransaction) -> TransactionContext:
         return TransactionContext(self._catalogue, opened)
 
-    def create(self, *, floor: int = 0) -> None:
+    def create(self, *, floor: int = 0, who: str | None = None) -> None:
         """Create the store, or complete it; idempotent.
 
         :param floor: all ids to come are greater, for a store that is rebuilt while sinks hold its predecessor's data.
+            A floor that raises the ids leaves a mark (:meth:`marks`), since entries that waited there are lost.
+        :param who: name for that mark; by default user and host of this process.
         """
-        create(self.database, floor=floor)
+        create(self.database, floor=floor, who=who or user_at_host())
 
-    def adopt(self) -> None:
+    def adopt(self, *, who: str | None = None) -> int:
         """Let a store that was restored live where it is: in another cluster of PostgreSQL servers, too.
 
-        Transactions that were in progress at the backup end. Nothing else may use the store meanwhile.
+        Transactions that were in progress at the backup end. Nothing else may use the store meanwhile. The act leaves
+        a mark (:meth:`marks`).
+
+        :param who: name for the mark; by default user and host of this process.
+        :returns: how many transactions ended.
         """
-        adopt(self.database)
+        return adopt(self.database, who=who or user_at_host())
 
     def backup(self, target: str | PathLike[str], *, on_progress: Callable[[int, int], None] | None = None) -> int:
         """Copy a SQLite store into a new file: exactly what is committed when the copy begins.
@@ -376,28 +390,44 @@ class Store:
         with self.database.read() as work:
             return queries.invalid.kept_invalid(work)
 
-    def forget_invalid(self, transaction: int) -> bool:
+    def forget_invalid(self, transaction: int, *, who: str | None = None) -> bool:
         """Declare that nothing is left of such an id, so that clean-up forgets it.
 
-        From then on ``Transaction.is_visible`` shows whatever a participant did leave under it.
+        From then on ``Transaction.is_visible`` shows whatever a participant did leave under it. The act leaves a mark
+        (:meth:`marks`).
 
+        :param who: name for the mark; by default user and host of this process.
         :returns: False if no such id is kept.
         """
         with self.database.begin() as work:
-            return queries.invalid.forget_invalid(work, transaction)
+            left_to = {kept.id: kept.left_to for kept in queries.invalid.kept_invalid(work)}.get(transaction)
+            if not queries.invalid.forget_invalid(work, transaction):
+                return False
+            details = {"transaction": str(transaction), "left_to": left_to}
+            queries.acts.record(work, queue_id="", act="forget", who=who or user_at_host(), selection=details)
+            return True
 
     def idempotency(self, idempotency_key: str) -> IdempotencyState:
         """Tell where a unit of work stands: whether it has taken effect, and with which result."""
         return idempotency_state(self.database, idempotency_key)
 
-    def close_idempotency_key(self, idempotency_key: str, *, generation: int | None = None) -> bool:
-        """Let the same unit of work take effect anew.
+    def close_idempotency_key(
+        self, idempotency_key: str, *, generation: int | None = None, who: str | None = None, has_ended: bool = False
+    ) -> bool:
+        """Let the same unit of work take effect again. The act leaves a mark (:meth:`marks`).
 
         :param generation: close only this generation, so that a late caller cannot close a younger one.
+        :param who: name for the mark; by default user and host of this process.
+        :param has_ended: the caller runs the work and knows that nobody repeats it; no mark is left.
         :returns: False if there was none to close.
         """
         with self.database.begin() as work:
-            return queries.reports.close_idempotency_key(work, idempotency_key, generation)
+            if not queries.reports.close_idempotency_key(work, idempotency_key, generation):
+                return False
+            if not has_ended:
+                details = {"idempotency_key": idempotency_key}
+                queries.acts.record(work, queue_id="", act="close key", who=who or user_at_host(), selection=details)
+            return True
 
     def configure_queue(
         self,
@@ -472,7 +502,9 @@ class Store:
         _ = self.identity
         return subscribe(self.database, queue_id, name)
 
-    def unsubscribe(self, queue_id: str, name: str, *, discard: bool = False, who: str | None = None) -> None:
+    def unsubscribe(
+        self, queue_id: str, name: str, *, discard: bool = False, who: str | None = None
+    ) -> Discarded | None:
         """Take a reader from a queue for good; what it has in its sink stays there.
 
         :param queue_id: the queue.
@@ -480,15 +512,18 @@ class Store:
         :param discard: whether its waiting entries and its dead letters are given up; if there are any, the act stays
             in the store (:meth:`DeadLetters.audit` of the queue) and in the log.
         :param who: name for the audit; by default user and host of this process.
+        :returns: what was given up; None if nothing waited.
         :raises EntriesWait: some wait; the error counts them.
         :raises InvalidArgument: it is the queue's last one.
         :raises QueueBusy: transactions that add to the queue were in progress for ten seconds.
         """
         _ = self.identity
         who = who or user_at_host()
-        dead = unsubscribe(self.database, queue_id, name, discard=discard, who=who)
-        if dead is not None:
-            log.warning("%s gave up subscription %s/%s, its entries and %d dead letters", who, queue_id, name, dead)
+        lost = unsubscribe(self.database, queue_id, name, discard=discard, who=who)
+        if lost is not None:
+            given_up = (who, queue_id, name, lost.entries, lost.dead_letters)
+            log.warning("%s gave up subscription %s/%s with %d entries and %d dead letters", *given_up)
+        return lost
 
     def subscriptions(self, queue_id: str) -> list[Queue]:
         """Read the subscriptions of a queue, by name."""
@@ -496,13 +531,14 @@ class Store:
         with self.database.read() as work:
             return subscriptions(work, queue_id)
 
-    def waive_first_load(self, subscription: str) -> None:
-        """Declare that a subscription needs nothing of what was committed before it.
+    def waive_first_load(self, subscription: str, *, who: str | None = None) -> None:
+        """Declare that a subscription needs nothing of what was committed before it; the store records who did.
 
         :param subscription: its id, as in ``airports/reports``.
+        :param who: name for the record; by default user and host of this process.
         """
         _ = self.identity
-        waive_first_load(self.database, subscription)
+        waive_first_load(self.database, subscription, who=who or user_at_host())
 
     @contextmanager
     def first_load(
@@ -530,10 +566,13 @@ class Store:
             with self.database.read() as work:
                 missing_load(work, subscription)  # an older load may have committed meanwhile
             yield FirstLoad(self._context(opened), opened, reader)
+            number = opened.id
             opened.commit()
         except BaseException as error:
             opened.abort(error)
             raise
+        with self.database.begin() as work:
+            note_first_load(work, reader, load=number)
 
     def configure_table(
         self,
@@ -632,10 +671,55 @@ class Store:
         with self.database.read() as work:
             return list_queues(work)
 
-    def rebind(self, queue_id: str, sink: str) -> None:
-        """Let a queue drain into another sink from now on; exported records stay where they are."""
+    def rebind(self, queue_id: str, sink: str, *, complete: bool = False, who: str | None = None) -> list[Mark]:
+        """Let a queue drain into another sink, or with other options, from now on.
+
+        Exported records stay where they are. The next drain stores its own options. The new place lacks what was
+        drained before, so drains report that it is incomplete until a first load has delivered everything again, or
+        somebody declares it complete.
+
+        :param sink: name of the sink; the one that the queue has already, to change its options or the exporter.
+        :param complete: promise that the new place lacks nothing, as where the same sink got another name. The promise
+            is recorded.
+        :param who: name for the record; by default user and host of this process.
+        :returns: what the sink lacks now.
+        """
+        who = who or user_at_host()
         with self.database.begin() as work:
-            bind_sink(work, find_reader(work, queue_id), sink, rebind=True)
+            queue = find_reader(work, queue_id)
+            bind_sink(work, queue, sink, rebind=True)
+            if queue.sink is not None and queries.sinks.shown_fence(work, queue.id, queue.sink):
+                mark_incomplete(work, queue, "rebind", who=who, details={"before": queue.sink, "sink": sink})
+        if complete:
+            declare_complete(self.database, queue_id, who=who)
+        with self.database.read() as work:
+            found = losses(work, queue_id)
+        for mark in found:
+            log.warning("%s: the sink is incomplete: %s", queue_id, mark.line())
+        return found
+
+    def declare_complete(self, queue_id: str | None = None, *, who: str | None = None) -> int:
+        """Record the promise that a reader's sink lacks nothing; drains do not call it incomplete any more.
+
+        :param queue_id: the queue or subscription; None for the marks of the store as a whole.
+        :param who: name for the record; by default user and host of this process.
+        :returns: how many marks of losses were open.
+        """
+        who = who or user_at_host()
+        closed = declare_complete(self.database, queue_id, who=who)
+        what = "the store" if queue_id is None else f"the sink of {queue_id}"
+        log.warning("%s declared %s complete, which had %d open marks", who, what, closed)
+        return closed
+
+    def marks(self, queue_id: str | None = None) -> list[Mark]:
+        """Read what a reader's sink lacks because somebody accepted a loss, and what was promised; oldest first.
+
+        :param queue_id: the queue or subscription; None for the acts on the store as a whole: an adoption, a floor, an
+            invalid id that was forgotten, an idempotency key that was closed.
+        """
+        _ = self.identity
+        with self.database.read() as work:
+            return marks(work, "" if queue_id is None else find_queue(work, queue_id).id)
 
     def backlog(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Backlog]:
         """Count the waiting entries, unit by unit.

@@ -1,10 +1,11 @@
 """Drains: from a claim on a queue's ranges to records in a sink and a report."""
 
 from export_queue.core.drain.admission import ask_sink, readmit, warn_of_closed
+from export_queue.core.drain.binding import Binding, binding_with, filled_in
 from export_queue.core.drain.dead_letters import retry_dead_letters
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, Progress
-from export_queue.core.drain.exporters import Entry, Exported, Exporter, load_exporter, opened_exporter
+from export_queue.core.drain.exporters import COPY, Entry, Exported, Exporter, load_exporter, opened_exporter
 from export_queue.core.drain.fenced import claim_units
 from export_queue.core.drain.follow import (
     EngineOf,
@@ -27,8 +28,10 @@ from export_queue.core.drain.transient import DRAIN_RETRY
 from export_queue.core.drain.why import FinishedDrain, KeyStory, LastCommit, why
 
 __all__ = [
+    "COPY",
     "DRAIN_RETRY",
     "LEAST_WEIGHT",
+    "Binding",
     "Counts",
     "Deadline",
     "DrainOptions",
@@ -53,11 +56,13 @@ __all__ = [
     "RoundOver",
     "Tally",
     "ask_sink",
+    "binding_with",
     "by_range",
     "claim_units",
     "drain",
     "drain_as_requested",
     "drain_ranges",
+    "filled_in",
     "follow",
     "follow_as_requested",
     "follower_options",

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from export_queue.core.drain.binding import binding_with, check_binding, filled_in
+from export_queue.core.drain.exporters import COPY
 from export_queue.core.drain.fenced import check_request
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import call_again
-from export_queue.core.errors import SinkBelongsToAnother
-from export_queue.core.queue import Queue, Range, find_reader, join_ranges
+from export_queue.core.errors import ExportQueueError, SinkBelongsToAnother
+from export_queue.core.queue import (
+    Mark,
+    Queue,
+    Range,
+    declare_complete,
+    find_reader,
+    join_ranges,
+    losses,
+    mark_incomplete,
+    user_at_host,
+)
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec, call_sink, opened_sink
 from export_queue.core.store import Database, queries
 
@@ -104,25 +118,66 @@ def warn_of_namesake(database: Database, queue: Queue, sink_name: str) -> None:
         )
 
 
-def readmit(store: StoreHandle, queue_id: str, sink: SinkSpec | Sink | FencedSink) -> None:
+def readmit(
+    store: StoreHandle,
+    queue_id: str,
+    sink: SinkSpec | Sink | FencedSink,
+    *,
+    complete: bool = False,
+    who: str | None = None,
+) -> list[Mark]:
     """Go on with a sink that has lost data, on purpose: it is taken as it is, and what it lacks is set up anew.
 
-    Drains refuse such a sink (:class:`SinkLostData`), since it lacks what was drained before. Add all records that it
-    lacks to the queue anew, then call this.
+    Drains refuse such a sink (:class:`SinkLostData`), since it lacks what was drained before. From now on they deliver
+    to it what is added, and report that it is incomplete, until a first load of the subscription has delivered
+    everything again, or somebody declares it complete.
 
     :param store: an open store.
     :param queue_id: the queue that drains into it.
     :param sink: a description of the sink, or an open one, which stays open.
+    :param complete: promise that the sink lacks nothing, as after all its records were added to the queue again. The
+        promise is recorded.
+    :param who: name for the record; by default user and host of this process.
+    :returns: what the sink lacks now.
     :raises UnknownQueue: the store has no such queue.
+    :raises SinkBindingError: the queue drains into another sink, or with other options.
     :raises HasSubscriptions: each of them drains into a sink of its own.
     :raises SinkError: the sink cannot be used, or another store feeds it.
     """
+    who = who or user_at_host()
     with store.database.read() as work:
         queue = find_reader(work, queue_id)
+        delivered = queue.sink is not None and queries.sinks.shown_fence(work, queue_id, queue.sink)
+    sink, _ = filled_in(store.database, queue_id, sink, COPY)
     with opened_sink(sink) as opened:
-        fence = admit(
-            store.database,
-            lambda fence: call_sink(opened, "admit", queue_id=queue_id, store_id=store.id, fence=fence, readmit=True),
-        )
+        if queue.binding is not None:
+            check_binding(queue, binding_with(opened, json.loads(queue.binding)["exporter"]))
+        # first the mark: a process that ends in between must not leave a hole that nothing tells of
+        with _marked(store.database, queue, who) if delivered else contextlib.nullcontext():
+            fence = admit(
+                store.database,
+                lambda fence: call_sink(
+                    opened, "admit", queue_id=queue_id, store_id=store.id, fence=fence, readmit=True
+                ),
+            )
     if queue.sink is not None:
         note_fence(store.database, queue, queue.sink, fence)
+    if complete:
+        declare_complete(store.database, queue_id, who=who)
+    with store.database.read() as work:
+        return losses(work, queue_id)
+
+
+@contextlib.contextmanager
+def _marked(database: Database, queue: Queue, who: str) -> Iterator[None]:
+    """Mark a reader's sink as incomplete, unless the block fails."""
+    with database.begin() as work:
+        number = database.dialect.draw(work.connection)
+        mark_incomplete(work, queue, "readmit", who=who, details={"sink": queue.sink}, number=number)
+    try:
+        yield
+    except ExportQueueError:
+        with database.begin() as work:
+            queries.acts.forget(work, number)
+            queries.readers.set_first_load(work, queue.number, queue.first_load)
+        raise

@@ -37,6 +37,7 @@ from export_queue.core.queue import (
     find_reader,
     join_ranges,
     list_dead_letters,
+    losses,
     read_again,
     units_asked_for,
     waiting_ranges,
@@ -79,6 +80,8 @@ class Course:
     waiting: Left | None = None
     """What waits in the units that were asked for; None where it was not counted."""
     first_rejection: str | None = None
+    incomplete: tuple[str, ...] = ()
+    """What the sink lacks because somebody accepted a loss."""
     claims: Claims = field(init=False)
     sink_fence: SinkFence = field(init=False)
 
@@ -343,6 +346,7 @@ class Course:
                 which = DeadLetterFilter(drain_id=self.request.drain_id)
                 for letter in list_dead_letters(work, self.queue, which, limit=1):
                     self.first_rejection = f"{letter.error_class}: {letter.reason[:_REASON_CHARACTERS]}"
+            self.incomplete = tuple(mark.line() for mark in losses(work, self.queue.id))
 
     def report(self, *, seconds: float, problem: Problem | None) -> DrainReport:
         """Put the report together."""
@@ -358,6 +362,7 @@ class Course:
             problem=problem,
             first_rejection=self.first_rejection,
             first_load=None if self.queue is None else self.queue.first_load,
+            incomplete=self.incomplete,
             **total(self.parts),
         )
         report.check()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from export_queue.core.drain.binding import Binding
 from export_queue.core.drain.report import RangeReport
 from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
@@ -18,6 +19,9 @@ class Engine(Protocol):
     @property
     def is_fenced(self) -> bool:
         """Tell whether the sink has no ranks, and relies on claims."""
+
+    def binding(self) -> Binding:
+        """Return the options of sink and exporter that decide which record is written."""
 
     @property
     def is_tallied(self) -> bool:

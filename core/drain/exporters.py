@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
 from typing import Any, Protocol
 
 from export_queue.core.callables import check_methods, check_runs, returned
@@ -60,10 +63,16 @@ class Exported:
     """By position of the entry in its chunk."""
 
 
+COPY = "default"
+"""Name of the exporter that copies key and value."""
+
+
 class Exporter(Protocol):
     """Turns chunks of entries into operations; opened before the first chunk, closed after the last."""
 
     name: str
+    identity: str
+    """What a reader is bound to: an import path, or ``<…>`` where the object cannot be found by one."""
 
     def open(self) -> None:
         """Prepare the exporter."""
@@ -82,7 +91,7 @@ class CopyExporter:
     value's bytes; null deletes.
     """
 
-    name = "default"
+    name = identity = COPY
 
     def open(self) -> None:
         """Do nothing."""
@@ -108,10 +117,12 @@ class FunctionExporter:
     :param name: how messages call it.
     :param export: the function.
     :param owner: the object whose ``open`` and ``close``, if any, are called around the drain.
+    :param identity: what a reader is bound to; by default the name.
     """
 
-    def __init__(self, name: str, export: Export, owner: object = None) -> None:
+    def __init__(self, name: str, export: Export, owner: object = None, *, identity: str = "") -> None:
         self.name = name
+        self.identity = identity or name
         self._export = export
         self._owner = owner
 
@@ -173,6 +184,7 @@ def load_exporter(exporter: object | None) -> Exporter:
     if exporter is None:
         return CopyExporter()
     name = exporter if isinstance(exporter, str) else _name_of(exporter)
+    identity = name if isinstance(exporter, str) else _identity(exporter, name)
     found = import_object(exporter, error=ExporterError, hint=_HINT) if isinstance(exporter, str) else exporter
     if isinstance(found, type):
         try:
@@ -182,10 +194,10 @@ def load_exporter(exporter: object | None) -> Exporter:
     method = getattr(found, "export", None)
     if callable(method):
         check_methods(found, ("open", "export", "close"), f"exporter {name}", may_yield=["export"], error=ExporterError)
-        return FunctionExporter(name, method, found)
+        return FunctionExporter(name, method, found, identity=identity)
     if callable(found):
         check_runs(found, f"exporter {name}", may_yield=True, error=ExporterError)
-        return FunctionExporter(name, found)
+        return FunctionExporter(name, found, identity=identity)
     raise ExporterError(
         f"exporter {name} is a {type(found).__name__}: expected a function, or an object with export(entry)"
     )
@@ -199,6 +211,21 @@ def opened_exporter(exporter: Exporter, retry: Retry) -> Iterator[Exporter]:
         yield exporter
     finally:
         exporter.close()
+
+
+def _identity(exporter: object, name: str) -> str:
+    """Name what a reader is bound to: by its import path, if one leads to the exporter, else in angle brackets.
+
+    An object was made with arguments that nobody knows, unless it is a ``functools.partial``.
+    """
+    if isinstance(exporter, partial):
+        arguments = [*map(repr, exporter.args), *(f"{key}={value!r}" for key, value in exporter.keywords.items())]
+        shown = re.sub(" at 0x[0-9a-f]+", "", ", ".join(arguments))  # an address is another one in each process
+        return f"<{_identity(exporter.func, _name_of(exporter.func))}({shown})>"
+    is_of_an_object = isinstance(exporter, MethodType) and not isinstance(exporter.__self__, type)
+    if is_of_an_object or name.startswith("__main__:") or not hasattr(exporter, "__qualname__"):
+        return f"<{name}>"
+    return name
 
 
 def _name_of(exporter: object) -> str:

@@ -20,6 +20,7 @@ from typing import Unpack
 
 from export_queue.core.callables import checked
 from export_queue.core.drain.admission import StoreHandle
+from export_queue.core.drain.binding import filled_in
 from export_queue.core.drain.course import Course, count_waiting, require_same
 from export_queue.core.drain.engine import Engine, Progress
 from export_queue.core.drain.exporters import load_exporter, opened_exporter
@@ -110,8 +111,9 @@ def follow_as_requested(
 
     @contextlib.contextmanager
     def open_engines() -> Iterator[EngineOf]:
-        exporter = load_exporter(request.exporter)
-        with opened_sink(sink) as opened, opened_exporter(exporter, request.retry) as found:
+        bound_sink, bound_exporter = filled_in(store.database, request.queue_id, sink, request.exporter)
+        exporter = load_exporter(bound_exporter)
+        with opened_sink(bound_sink) as opened, opened_exporter(exporter, request.retry) as found:
             yield lambda link: LocalEngine(store.database, opened, found, link, follower.end_round)
 
     return follower.run(open_engines)
@@ -160,6 +162,7 @@ class Follower:
     clock: Callable[[], float] = time.monotonic
     _counts: Counts = field(default_factory=Counts)
     """Of the links that have ended."""
+    _incomplete: tuple[str, ...] = ()
     _links: int = 0
     _wanted: tuple[Range, ...] = ()
     _number: int | None = None
@@ -256,7 +259,7 @@ class Follower:
         try:
             report = concluded(course, work)
         finally:
-            self._counts = Counts(**total([self._counts, *course.parts]))
+            self._counts, self._incomplete = Counts(**total([self._counts, *course.parts])), course.incomplete
             self._links += bool(course.parts)
         if report.read:
             log.debug("%s", report.line())
@@ -387,6 +390,7 @@ class Follower:
             waiting=None if left is None else left.entries,
             oldest_left_seconds=0.0 if left is None else round(left.oldest_seconds, 3),
             seconds=round(seconds, 3),
+            incomplete=self._incomplete,
             **total([self._counts]),
         )
         report.check()

@@ -9,6 +9,7 @@ from typing import Unpack
 
 from export_queue.core.callables import checked
 from export_queue.core.drain.admission import StoreHandle, ask_sink
+from export_queue.core.drain.binding import Binding, binding_with, filled_in
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, OnProgress, Progress
 from export_queue.core.drain.exporters import Exporter, load_exporter, opened_exporter
@@ -82,8 +83,9 @@ def drain_as_requested(
 
     @contextlib.contextmanager
     def local_engine() -> Iterator[Engine]:
-        exporter = load_exporter(request.exporter)
-        with opened_sink(sink) as opened, opened_exporter(exporter, request.retry) as found:
+        bound_sink, bound_exporter = filled_in(store.database, request.queue_id, sink, request.exporter)
+        exporter = load_exporter(bound_exporter)
+        with opened_sink(bound_sink) as opened, opened_exporter(exporter, request.retry) as found:
             yield LocalEngine(store.database, opened, found, request, on_progress, deadline)
 
     return run_drain(store, request, local_engine(), deadline=deadline)
@@ -113,6 +115,10 @@ class LocalEngine:
     def is_fenced(self) -> bool:
         """Ask the sink."""
         return self.sink.capabilities.fenced
+
+    def binding(self) -> Binding:
+        """Ask sink and exporter."""
+        return binding_with(self.sink, self.exporter.identity)
 
     @property
     def is_tallied(self) -> bool:

@@ -154,6 +154,8 @@ class DrainReport(Counts):
     """Class and reason of the first dead letter; None where there is none."""
     first_load: str | None = None
     """Of a subscription that came later than its queue: ``missing``, ``made`` or ``waived``."""
+    incomplete: tuple[str, ...] = ()
+    """What the sink lacks because somebody accepted a loss: by whom, when, how much; empty where it lacks nothing."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; sequences are text, since other programs read numbers as doubles."""
@@ -162,6 +164,7 @@ class DrainReport(Counts):
             data[name] = [part.to_json() for part in getattr(self, name)]
         for name in ("lowest_seq", "highest_seq"):
             data[name] = None if data[name] is None else str(data[name])
+        data["incomplete"] = list(self.incomplete)  # as the other lists: Airflow's XCom tells tuples apart
         return data
 
     @classmethod
@@ -170,6 +173,7 @@ class DrainReport(Counts):
         changed: dict[str, Any] = {name: tuple(Range(*pair) for pair in data[name]) for name in ("ranges", "skipped")}
         for name in ("lowest_seq", "highest_seq"):
             changed[name] = None if data[name] is None else int(data[name])
+        changed["incomplete"] = tuple(data.get("incomplete", ()))
         changed["problem"] = Problem(**data["problem"]) if data["problem"] else None
         return cls(**data | changed)
 
@@ -184,6 +188,9 @@ class DrainReport(Counts):
             f"{grouped(self.read)} read = {grouped(self.acknowledged)} acknowledged + {grouped(self.dead)} dead "
             f"+ {self._left_text()}; {self.seconds:.1f} s"
         )
+        if self.incomplete:
+            more = f" and {len(self.incomplete) - 1} more" if len(self.incomplete) > 1 else ""
+            text += f"; the sink is incomplete: {self.incomplete[0]}{more}"
         if self.problem is not None:
             return f"{text}; stopped by {self.problem.error_class}"
         if self.skipped:
@@ -212,6 +219,12 @@ class DrainReport(Counts):
             found.append(
                 f"{self.queue}: the first load is missing: the sink lacks what was committed before the subscription; "
                 f"store.first_load({self.queue!r}) makes it, store.waive_first_load({self.queue!r}) ends this warning"
+            )
+        if self.incomplete:
+            found.append(
+                f"{self.queue}: the sink is incomplete: {'; '.join(self.incomplete)}; a first load of the subscription "
+                "delivers everything again, and export-queue complete records your promise that nothing is missing: "
+                f"export-queue complete {self.queue}"
             )
         return list(map(printable, found))
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from export_queue.core.drain.admission import admit, note_fence, warn_of_namesake
+from export_queue.core.drain.binding import Binding, check_binding
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.fenced import refuse_dead_letters, refuse_older_layouts
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.errors import ExportQueueError, LeaseLost, SinkLostData
 from export_queue.core.locks import Lease
-from export_queue.core.queue import Queue, bind_sink, former_layouts
-from export_queue.core.store import Database, queries
+from export_queue.core.queue import Queue, bind_sink, former_layouts, read_again
+from export_queue.core.store import Database, Reading, queries
 
 log = logging.getLogger("export_queue.drain")
 
@@ -30,6 +32,8 @@ class SinkFence:
     """The last one that the sink has kept."""
     shown: int = 0
     """The one that the sink was known to have kept before this drain."""
+    binding: Binding = field(default_factory=dict)
+    """What this drain writes, as the store keeps it with the reader."""
     is_noted: bool = False
     has_shut_out_former: bool = False
     """Whether the sink takes nothing of drains of former layouts any more; asked of fenced ones."""
@@ -43,9 +47,17 @@ class SinkFence:
         # A new queue is bound once its sink has answered; the drain of a bound queue touches no other sink.
         if queue.sink is not None:
             self._bind(queue)
+        self.binding = engine.binding()
+        with self.database.read() as work:
+            is_bound = self._is_bound(work, queue)
         self._show(engine, queue)
         if queue.sink is None:
             self._bind(queue)
+        if not is_bound:
+            with self.database.begin() as work:
+                queries.readers.hold(work, queue.number)
+                if not self._is_bound(work, queue):
+                    queries.queues.store_binding(work, queue.number, json.dumps(self.binding))
         warn_of_namesake(self.database, queue, self.request.sink_name)
         if engine.is_fenced:
             refuse_older_layouts(self.database, queue)
@@ -54,7 +66,10 @@ class SinkFence:
     def note(self, queue: Queue) -> None:
         """Note the fence before the first batch: a drain that is killed amid its batches has left nothing else."""
         if not self.is_noted:
-            note_fence(self.database, queue, self.request.sink_name, self.fence)
+            with self.database.begin() as work:
+                queries.readers.hold(work, queue.number)
+                queries.sinks.note_fence(work, queue.number, self.request.sink_name, self.fence)
+                self._is_bound(work, queue)  # another first drain may have stored other options since
             self.is_noted = True
 
     def shut_out_former(self, engine: Engine, queue: Queue, leases: Sequence[Lease]) -> None:
@@ -87,9 +102,12 @@ class SinkFence:
         """
         if not has_brought:
             if self.is_noted and not self.shown:
-                # the first drain has left nothing that could be lost: the sink may be another one the next time
+                # the first drain has left nothing that could be lost: sink, options and exporter may change
                 with self.database.begin() as work:
+                    queries.readers.hold(work, queue.number)
                     queries.sinks.forget_fence(work, queue.id, self.request.sink_name, self.fence)
+                    if not queries.sinks.shown_fence(work, queue.id, self.request.sink_name):
+                        queries.queues.store_binding(work, queue.number, None)
             return
         try:
             self._show(engine, queue)
@@ -108,6 +126,16 @@ class SinkFence:
             self.database,
             lambda fence: engine.admit(queue_id=queue.id, store_id=self.store_id, fence=fence, shown=shown),
         )
+
+    def _is_bound(self, work: Reading, queue: Queue) -> bool:
+        """Return whether what this drain writes is stored with the reader; as long as nothing was delivered, it may be.
+
+        :raises SinkBindingError: the reader was drained with other options, or with another exporter.
+        """
+        now = read_again(work, queue)
+        if queries.sinks.shown_fence(work, queue.id, self.request.sink_name):
+            return check_binding(now, self.binding)
+        return now.binding == json.dumps(self.binding)
 
     def _bind(self, queue: Queue) -> None:
         with self.database.begin() as work:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from export_queue.core.maintenance.openmetrics import Metric, Sample
+from export_queue.core.queue import LOSSES
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Counters
 
@@ -27,6 +28,7 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
         dead = queries.monitoring.count_dead_letters(work)
         locks = queries.monitoring.count_locks(work, now=now)
         missing = queries.monitoring.missing_loads(work)
+        lost = queries.monitoring.count_losses(work, LOSSES)
     running = [holder for holder in holders if holder.kind != "invalid"]
     active = Counter({"short": 0, "long": 0})
     active.update(holder.kind for holder in running)
@@ -86,6 +88,7 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
         _gauges("dead_letters", "Entries that were set aside.", "queue", dead),
         _gauges("locks", "Locks whose lease runs.", "queue", locks),
         _gauges("first_load_missing", "Whether a subscription lacks what was committed before it.", "queue", missing),
+        _gauges("sink_losses", "Losses that were accepted and that nothing has made good.", "queue", lost),
     ]
     return metrics if counters is None else metrics + count_metrics(counters)
 

@@ -10,6 +10,7 @@ from collections import Counter
 
 from export_queue.core.maintenance import pages
 from export_queue.core.maintenance.pages import Page
+from export_queue.core.queue import KEPT
 from export_queue.core.store import Work, queries
 
 DAY_MS = 24 * 3600 * 1000
@@ -30,9 +31,9 @@ def forget_reports(work: Work, limit: int, *, now_ms: int, keep_ms: int) -> Page
 
 
 def forget_acts(work: Work, limit: int, *, now_ms: int) -> Page:
-    """Delete the records of retries and drops that are older than a year."""
+    """Delete the records of acts that are older than a year; what marks a whole sink as incomplete stays."""
     most = min(limit, pages.MOST_ROWS)
-    deleted = queries.dead_letters.delete_audit(work, before_ms=now_ms - KEEP_ACTS_MS, limit=most)
+    deleted = queries.acts.delete_old(work, KEPT, before_ms=now_ms - KEEP_ACTS_MS, limit=most)
     return Page(deleted, Counter(dead_letter_acts=deleted), more=deleted == most)
 
 

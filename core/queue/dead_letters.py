@@ -216,7 +216,7 @@ def dead_letter_audit(work: Reading, queue: Queue, *, limit: int = 100) -> list[
     """Read the acts on a queue's dead letters, newest first; of a queue, also the subscriptions that were given up."""
     return [
         AuditRecord(row["act"], row["who"], row["letters"], row["selection"], row["at_ms"])
-        for row in queries.dead_letters.select_audit(work, queue.id, limit=limit)
+        for row in queries.acts.select(work, queue.id, limit=limit)
     ]
 
 
@@ -228,6 +228,4 @@ def check_limit(limit: int) -> None:
 
 def _record(work: Work, queue: Queue, act: str, who: str, letters: int, which: DeadLetterFilter) -> None:
     if letters:
-        queries.dead_letters.record_audit(
-            work, queue_id=queue.id, act=act, who=who, letters=letters, selection=which.shown()
-        )
+        queries.acts.record(work, queue_id=queue.id, act=act, who=who, letters=letters, selection=which.shown())

@@ -57,6 +57,8 @@ class Queue:
     """Whether every key added is a conflict key."""
     sink: str | None
     """Name of the sink into which it drains."""
+    binding: str | None = None
+    """The options of sink and exporter that decide which record is written, as JSON; None before the first drain."""
     parent: str | None = None
     """Of a subscription: the id of the queue whose entries it gets."""
     fans_out: bool = False
@@ -438,7 +440,7 @@ def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> N
     :raises UnknownQueue: it is a subscription that was removed, perhaps with a new one of its name.
     :raises InvalidArgument: no sink can have the name.
     """
-    if queue.sink == sink:
+    if queue.sink == sink and not rebind:
         return
     check_sink_name(sink)
     queries.queues.bind_queue(work, queue.number, sink, rebind=rebind)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from export_queue.core.errors import EntriesWait, InvalidArgument, QueueBusy
+from export_queue.core.queue.marks import make_good, record_promise
 from export_queue.core.queue.options import Queue, add_reader, find_queue, readers_of, unknown_subscription
 from export_queue.core.retry import Retry
 from export_queue.core.store import Database, Reading, Work, queries
@@ -64,7 +65,7 @@ def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PA
 
 def unsubscribe(
     database: Database, queue_id: str, name: str, *, discard: bool = False, who: str = "", retry: Retry = PATIENCE
-) -> int | None:
+) -> Discarded | None:
     """Take a reader from a queue for good; its records in a sink stay there. Its rows are deleted by clean-up.
 
     :param queue_id: the queue.
@@ -72,7 +73,7 @@ def unsubscribe(
     :param discard: whether its waiting entries and its dead letters are given up; what is given up is recorded.
     :param who: name for the audit; needed with ``discard``.
     :param retry: how long transactions that add to the queue are waited for.
-    :returns: how many dead letters were given up; None if nothing waited at all.
+    :returns: what was given up; None if nothing waited at all.
     :raises UnknownQueue: the queue has no such subscription.
     :raises EntriesWait: entries or dead letters wait, which the error counts.
     :raises InvalidArgument: it is the queue's last one: what is added would reach nobody.
@@ -83,7 +84,7 @@ def unsubscribe(
     with database.read() as work:
         doomed = _removable(work, queue, name)
     act = _begin_discard(database, doomed, who) if discard else None
-    given_up: int | None = None
+    given_up: Discarded | None = None
 
     def change(work: Work) -> bool:
         nonlocal given_up
@@ -96,6 +97,7 @@ def unsubscribe(
         if waits and act is None:
             return False
         given_up = act.record(work, queue, reader) if waits and act is not None else None
+        make_good(work, reader, by="unsubscribe", namesakes=False)  # a namesake lacks nothing of it
         queries.readers.remove(work, reader.number, reader.id)
         return True
 
@@ -112,6 +114,15 @@ def unsubscribe(
 
 
 @dataclass(frozen=True, slots=True)
+class Discarded:
+    """What was given up with a subscription."""
+
+    entries: int
+    """How many waited as the call began."""
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Discard:
     """What the record of a discard needs that must not be asked for while commits are shut out."""
 
@@ -121,9 +132,9 @@ class _Discard:
     """How many wait: to count millions takes long."""
     who: str
 
-    def record(self, work: Work, queue: Queue, reader: Queue) -> int:
+    def record(self, work: Work, queue: Queue, reader: Queue) -> Discarded:
         letters = queries.dead_letters.count_dead(work, reader.number, {})
-        queries.dead_letters.record_audit(
+        queries.acts.record(
             work,
             queue_id=queue.id,
             act="unsubscribe",
@@ -132,7 +143,7 @@ class _Discard:
             selection={"subscription": reader.name, "entries": self.entries},
             number=self.number,
         )
-        return letters
+        return Discarded(self.entries, letters)
 
 
 def _begin_discard(database: Database, reader: Queue, who: str) -> _Discard:
@@ -153,14 +164,15 @@ def subscriptions(work: Reading, queue_id: str) -> list[Queue]:
     return readers_of(work, find_queue(work, queue_id))
 
 
-def waive_first_load(database: Database, subscription: str) -> None:
+def waive_first_load(database: Database, subscription: str, *, who: str) -> None:
     """Declare that a subscription needs nothing of what was committed before it.
 
     :param subscription: its id, as in ``airports/reports``.
+    :param who: who declares it, for the record.
     :raises InvalidArgument: it is a queue.
     """
     with database.begin() as work:
-        queries.readers.waive_first_load(work, _find_subscription(work, subscription).number)
+        record_promise(work, _find_subscription(work, subscription), "waive", who=who)
 
 
 def missing_load(work: Reading, subscription: str) -> Queue:

@@ -42,7 +42,7 @@ def look(
     :param within: units that are looked at; None means all.
     :param since: an earlier sighting of the same units.
     """
-    retries = queries.dead_letters.count_retries(work, queue.id)
+    retries = queries.acts.count_retries(work, queue.id)
     waiting = waiting_ranges(work, queue, snapshot, within)
     has_news = bool(waiting)
     if waiting and since is not None and retries == since.retries:

@@ -206,9 +206,7 @@ def give_up_file(work: Work, queue: Queue, file: str, *, who: str) -> int:
     given_up = queries.segments.give_up(work, queue.number, file)
     if not given_up:
         raise InvalidArgument(f"queue {queue.id!r}: nothing waits in a file {file}")
-    queries.dead_letters.record_audit(
-        work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file}
-    )
+    queries.acts.record(work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file})
     return given_up
 
 

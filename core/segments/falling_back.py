@@ -185,7 +185,7 @@ def _replace(
                 _note(work, queue, part)
             inputs += len(parts[one])
         if given_up:
-            queries.dead_letters.record_audit(
+            queries.acts.record(
                 work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file}
             )
     return FellBack(file=file, outputs=len(outputs), inputs=inputs, given_up=given_up)

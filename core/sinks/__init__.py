@@ -21,6 +21,7 @@ from export_queue.core.sinks.control import (
 )
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.memory import MemorySink
+from export_queue.core.sinks.naming import first_collection
 from export_queue.core.sinks.operations import (
     MAX_SEQ,
     Delete,
@@ -32,6 +33,7 @@ from export_queue.core.sinks.operations import (
 )
 from export_queue.core.sinks.protocol import (
     ApplyResult,
+    BoundSink,
     Capabilities,
     ContinuingSink,
     PreparableSink,
@@ -40,7 +42,7 @@ from export_queue.core.sinks.protocol import (
     SweepableSink,
     call_sink,
 )
-from export_queue.core.sinks.spec import SinkSpec, is_kind, opened_sink
+from export_queue.core.sinks.spec import SinkSpec, binding_of, is_kind, opened_sink
 
 if TYPE_CHECKING:
     from export_queue.core.sinks.elasticsearch import ElasticsearchSink
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_SEQ",
     "ApplyResult",
+    "BoundSink",
     "Capabilities",
     "Claim",
     "ClaimedSink",
@@ -76,10 +79,12 @@ __all__ = [
     "SqlSink",
     "SweepableSink",
     "apply_batch",
+    "binding_of",
     "call_sink",
     "check_owner",
     "collapse",
     "document_bytes",
+    "first_collection",
     "is_kind",
     "isolate",
     "next_round",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -12,6 +12,7 @@ from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import (
     ApplyResult,
+    BoundSink,
     Capabilities,
     ContinuingSink,
     Rejection,
@@ -58,6 +59,11 @@ class CompositeSink:
         for _, sink in self._parts:
             named = {"queue_id": queue_id, "store_id": store_id, "fence": fence, "shown": shown, "readmit": readmit}
             call_sink(sink, "admit", **named)
+
+    def binding(self) -> Mapping[str, Any]:
+        """Those of all parts, by name; see :class:`~export_queue.core.sinks.BoundSink`."""
+        parts = {name: sink.binding() if isinstance(sink, BoundSink) else {} for name, sink in self._parts}
+        return {"kind": "composite", "parts": parts}
 
     def continue_drain(self, queue_id: str) -> None:
         """Tell all parts; see :class:`~export_queue.core.sinks.ContinuingSink`."""

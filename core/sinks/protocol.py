@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -90,6 +91,23 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Free connections."""
+
+
+@runtime_checkable
+class BoundSink(Protocol):
+    """A sink with options that decide which record an operation becomes, such as a template of keys.
+
+    The store keeps them with each reader. A drain whose sink has others is refused, and a drain that leaves them out
+    takes the stored ones. Nothing is compared for a sink without this method: whoever changes its options writes other
+    records, and nobody notices.
+    """
+
+    def binding(self) -> Mapping[str, Any]:
+        """Return these options, by the names that the sink's constructor or factory gives them, defaults included.
+
+        Values are JSON, in one normal form: two ways to write the same option give equal values. Leave out what does
+        not decide which record is written: batch sizes, time-outs, credentials, the server's address.
+        """
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -19,7 +19,7 @@ from export_queue.core.references import check_sink_name, has_password, import_o
 from export_queue.core.sinks.claims import FencedSink
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.option_types import read_options
-from export_queue.core.sinks.protocol import Sink, check_sink
+from export_queue.core.sinks.protocol import BoundSink, Sink, check_sink
 
 _BUILT_IN = {
     "elasticsearch": "export_queue.core.sinks.elasticsearch:ElasticsearchSink",
@@ -128,6 +128,28 @@ class SinkSpec:
             raise InvalidArgument(f"expected the description of a sink as JSON: {error}") from None
         return cls.from_dict(found)
 
+    def filled_in(self, binding: Mapping[str, Any]) -> SinkSpec:
+        """Return this description with the options that it leaves out and that decide which record is written.
+
+        :param binding: what a reader is bound to, as :func:`binding_of` returned it.
+        """
+        if binding.get("kind", self.kind) != self.kind:
+            return self
+        if self.kind == _COMPOSITE:
+            parts = [_plain(part.filled_in(binding["parts"].get(part.name, {}))) for part in _parts(self.options, {})]
+            return SinkSpec(self.kind, {"parts": parts}, name=self.name)
+        taken = self._parameters()
+        given = {"kind", *self.secrets, *(name for name, value in self.options.items() if value is not None)}
+        missing = {
+            name: value for name, value in binding.items() if name not in given and (taken is None or name in taken)
+        }
+        return SinkSpec(self.kind, {**self.options, **missing}, self.secrets, name=self.name) if missing else self
+
+    def _parameters(self) -> Collection[str] | None:
+        """Name the options that the sink takes; None for any."""
+        parameters = inspect.signature(_factory(self)).parameters
+        return None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else parameters
+
     def open(self) -> Sink:
         """Build the sink.
 
@@ -146,6 +168,16 @@ class SinkSpec:
             if option in _LOOKED_UP_AGAIN.get(self.kind, ()):
                 secrets[option] = partial(resolve_secret, reference)
         return _build(self, secrets)
+
+
+def binding_of(sink: Sink | FencedSink) -> dict[str, Any]:
+    """Return the options of an open sink that decide which record is written, as JSON; none where it names none."""
+    try:
+        return dict(json.loads(json.dumps(sink.binding()))) if isinstance(sink, BoundSink) else {}
+    except (TypeError, ValueError) as error:
+        raise SinkConfigurationError(
+            f"{type(sink).__name__}.binding(): expected names and JSON values: {error}"
+        ) from None
 
 
 def is_kind(kind: object) -> bool:
@@ -186,7 +218,10 @@ def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkS
         found.append(spec)
     names = [spec.name for spec in found]
     if len(set(names)) < len(names):
-        raise SinkConfigurationError(f"the parts of a composite sink have different names, found {names}")
+        raise SinkConfigurationError(
+            f"the parts of a composite sink have different names, found {names}",
+            hint='give each part a name: {"kind": …, "options": {…}, "name": "cache"}',
+        )
     return found
 
 
@@ -206,14 +241,22 @@ def _compose(parts: Sequence[tuple[str, Callable[[], Sink]]]) -> Sink:
     return CompositeSink(sinks)
 
 
-def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Sink:
+def _factory(spec: SinkSpec) -> Callable[..., Any]:
+    """Find what makes a sink.
+
+    :raises SinkConfigurationError: a package is missing, or the path leads to nothing that can be called.
+    """
     extra = f"pip install 'airflow-provider-export-queue[{spec.kind}]'"
     found = import_object(
         _BUILT_IN.get(spec.kind, spec.kind),
         error=SinkConfigurationError,
         hint=extra if spec.kind in _BUILT_IN else "name a module that this process can import",
     )
-    factory = check_runs(found, f"sink {spec.kind}", error=SinkConfigurationError)
+    return check_runs(found, f"sink {spec.kind}", error=SinkConfigurationError)
+
+
+def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Sink:
+    factory = _factory(spec)
     arguments = {**spec.options, **secrets}
     signature = inspect.signature(factory)
     try:
@@ -277,14 +320,11 @@ def _default_name(spec: SinkSpec) -> str:
         return " + ".join(part["name"] for part in options["parts"])
     if spec.kind == "redis":
         host = options.get("host") or spec.secrets.get("host", "localhost")
-        target = f"redis://{host}:{options.get('port', 6379)}/{options.get('db', 0)}"
-        return target + (f" as {options['key']}" if "key" in options else "")
+        return f"redis://{host}:{options.get('port', 6379)}/{options.get('db', 0)}"
     if spec.kind == "elasticsearch":
         hosts = options.get("hosts") or "http://localhost:9200"
-        target = ",".join(map(str, hosts)) if isinstance(hosts, list) else str(hosts)
-        return target + (f" as {options['index']}" if "index" in options else "")
+        return ",".join(map(str, hosts)) if isinstance(hosts, list) else str(hosts)
     if spec.kind == "sql":
-        target = str(options.get("url") or spec.secrets.get("url", "sql"))
-        return target + (f" as {options['table']}" if "table" in options else "")
+        return str(options.get("url") or spec.secrets.get("url", "sql"))
     digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
     return f"{spec.kind}#{digest}" if options else spec.kind

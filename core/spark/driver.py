@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import cast
 
 from export_queue.core.client import Store
-from export_queue.core.drain import Deadline, DrainReport, DrainRequest, run_drain
+from export_queue.core.drain import Deadline, DrainReport, DrainRequest, filled_in, run_drain
 from export_queue.core.errors import SparkJobFailed
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.arguments import DrainArguments
@@ -17,7 +19,7 @@ from export_queue.core.spark.follow import LATE_SECONDS, ROUND_SECONDS, follow_w
 from export_queue.core.spark.program import run_program
 from export_queue.core.spark.terminal import shown_bar
 from export_queue.core.spark.watchdog import note_stops, stop_when_orphaned
-from export_queue.core.store import Database
+from export_queue.core.store import Database, StoreSpec
 
 _LAST_SECONDS = 5.0
 """For the reports and leases of a follower whose jobs have ended."""
@@ -67,14 +69,16 @@ def follow_on_spark(arguments: DrainArguments) -> DrainReport:
     ):
         # not before: a start that waits for executors is ended at once
         stop = note_stops(late_seconds=ROUND_SECONDS + LATE_SECONDS + _LAST_SECONDS)
-        return follow_with(store, engine, request, stop=stop)
+        return follow_with(store, engine, engine.request, stop=stop)
 
 
 @contextlib.contextmanager
 def _spark_engine(
     database: Database, arguments: DrainArguments, request: DrainRequest, deadline: Deadline
 ) -> Iterator[SparkEngine]:
-    store, sink, modules = arguments.store, arguments.sink, _modules(arguments)
+    filled, exporter = filled_in(database, request.queue_id, arguments.sink, request.exporter)
+    store, sink, request = arguments.store, cast(SinkSpec, filled), replace(request, exporter=exporter)
+    modules = _modules(store, sink, exporter)
     check_driver(modules)
     ends_ms = _on_the_clock_of(database, deadline)
     try:
@@ -101,14 +105,14 @@ def _on_the_clock_of(database: Database, deadline: Deadline) -> int | None:
         return work.now() + int(deadline.left() * 1000)
 
 
-def _modules(arguments: DrainArguments) -> list[str]:
+def _modules(store: StoreSpec, sink: SinkSpec, exporter: object | None) -> list[str]:
     """Name what tasks import: this library, drivers of store and sink, and the exporter."""
     modules = ["export_queue.core.spark.tasks"]
-    if not arguments.store.is_sqlite:
+    if not store.is_sqlite:
         modules.append("psycopg")
-    modules += _sink_modules(arguments.sink)
-    if isinstance(arguments.request.exporter, str):
-        modules.append(arguments.request.exporter.partition(":")[0])
+    modules += _sink_modules(sink)
+    if isinstance(exporter, str):
+        modules.append(exporter.partition(":")[0])
     return modules
 
 

@@ -14,11 +14,14 @@ import orjson
 from pyspark import SparkContext, TaskContext
 
 from export_queue.core.drain import (
+    COPY,
+    Binding,
     Deadline,
     DrainRequest,
     Part,
     RangeReport,
     ask_sink,
+    binding_with,
     by_range,
     claim_units,
     share_out,
@@ -74,6 +77,11 @@ class SparkEngine:
         """Ask the sink; nothing is connected for that."""
         with opened_sink(self.sink) as sink:
             return sink.capabilities.fenced
+
+    def binding(self) -> Binding:
+        """Ask the sink; nothing is connected for that."""
+        with opened_sink(self.sink) as sink:
+            return binding_with(sink, str(self.request.exporter or COPY))
 
     @property
     def is_tallied(self) -> bool:

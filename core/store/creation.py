@@ -21,11 +21,12 @@ _MEETING = Retry(attempts=None, seconds=60, first_pause=0.05)
 """How a creation that met another one is repeated."""
 
 
-def create(database: Database, *, floor: int = 0) -> Identity:
+def create(database: Database, *, floor: int = 0, who: str = "") -> Identity:
     """Create the store's tables, functions and views, or complete them, those of an older schema too; idempotent.
 
     :param database: where.
     :param floor: all ids to come are greater: for a store that is rebuilt while sinks hold data of its predecessor.
+    :param who: who gives a floor, for the record.
     :raises InvalidArgument: the floor is negative or no 62-bit number.
     :raises SchemaVersionError: the store there is of a newer version, or may not be changed by this role.
     """
@@ -43,7 +44,10 @@ def create(database: Database, *, floor: int = 0) -> Identity:
             _create_views(work.connection)
             finish_migration()
             if floor:
+                is_raised = database.dialect.last_id(work.connection) < floor
                 database.dialect.set_floor(work.connection, floor)
+                if is_raised:
+                    queries.acts.record(work, queue_id="", act="floor", who=who, selection={"floor": str(floor)})
             return check(work)
 
     database.create_place()
@@ -117,15 +121,20 @@ def check(work: Reading) -> Identity:
     return identity
 
 
-def adopt(database: Database) -> Identity:
+def adopt(database: Database, *, who: str = "") -> int:
     """Let a store that was restored, perhaps into another cluster of servers, live there; nothing else may use it.
 
     Transactions that were in progress at its backup end: what they did later is lost, and half of them must not commit.
+
+    :param who: who adopts it, for the record.
+    :returns: how many transactions ended.
     """
     with database.begin() as work:
         database.dialect.adopt(work.connection)
-        queries.invalid.end_all(work)
-        return check(work)
+        ended = queries.invalid.end_all(work)
+        queries.acts.record(work, queue_id="", act="adopt", who=who, letters=ended, selection={})
+        check(work)
+        return ended
 
 
 def identity_of(database: Database) -> Identity:

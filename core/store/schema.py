@@ -181,6 +181,7 @@ queue = _table(
     _int("max_value_bytes"),
     sa.Column("exclusive", sa.Boolean, nullable=False),
     _text("sink", nullable=True),
+    _text("binding", nullable=True),  # the options of sink and exporter that decide which record is written, as JSON
     _id("created_ms"),
     _id("parent", nullable=True),  # of a subscription: the number of the queue that is added to
     # Whether it has subscriptions: they have its entries, and it has none of its own.
@@ -319,15 +320,18 @@ dead_letter = _table(
     _text("drain_id"),
     _id("dead_since_ms"),
 )
+# What people did that may have cost a sink entries, and what they promised; of the store as a whole under queue ''.
 dead_letter_audit = _table(
     "xq_dead_letter_audit",
     _id("id", primary_key=True),
     _text("queue"),
-    _text("act"),  # 'retry', 'drop' or 'unsubscribe'
+    _text("act"),  # 'retry', or one of the marks of core/queue/marks.py
     _text("who"),
-    _int("letters"),
-    _text("selection"),
+    _id("letters"),  # how many entries
+    _text("selection"),  # which, and further numbers, as JSON
     _id("at_ms"),
+    _id("cleared_ms", nullable=True),  # when a load or a promise made it good; null as long as nothing has
+    _text("cleared_by", nullable=True),
 )
 lock = _table(
     "xq_lock",

@@ -52,7 +52,8 @@ VIEWS = {
     "dead_letters": """
         select q.id as queue, d.key, d.seq, d.error_class, d.reason, d.dead_since_ms
         from {s}xq_dead_letter d join {s}xq_queue q on q.number = d.queue_number""",
-    "dead_letter_audit": "select id, queue, act, who, letters, selection, at_ms from {s}xq_dead_letter_audit",
+    "dead_letter_audit": """
+        select id, queue, act, who, letters, selection, at_ms, cleared_ms, cleared_by from {s}xq_dead_letter_audit""",
     "drain_reports": "select id, drain_id, queue, finished_ms, report from {s}xq_drain_report",
     "horizon": """
         select s.horizon, s.horizon / 1000000 as horizon_ms,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from tests.support.command_line import run_cli
 from tests.support.servers import free_port
 
 from export_queue.assets import queue_asset
@@ -33,6 +34,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.locks import Owner, claim
 from export_queue.core.retry import Retry
+from export_queue.core.sinks import Put
 from export_queue.hooks.connections import MissingConnection
 from export_queue.hooks.tasks import task_name
 from export_queue.operators import ExportQueueConfigureOperator, ExportQueueDrainOperator
@@ -307,6 +309,42 @@ def test_a_queue_that_is_bound_to_another_sink_is_refused(
     run_task(ExportQueueDrainOperator, queue_id="orders", sink_conn_id="copies")
     refuse(run_task, airflow_store, SinkBindingError, "'copies'", sink_conn_id="others")
     assert not (tmp_path / "others.db").exists()
+
+
+def upper(entry: Any) -> list[Put]:
+    return [Put(entry.queue, entry.key.upper(), entry.value)]
+
+
+def test_options_of_a_sink_are_those_of_the_first_drain_through_each_door(
+    airflow_store: Any, run_task: Any, connect: Any, tmp_path: Path, store_path: Path
+) -> None:
+    connect("copies", conn_type="sqlite", host=str(tmp_path / "copies.db"))
+    options = {"key": "number", "columns": {"total": "integer"}, "table": "totals"}
+    add(airflow_store, 1)
+    run_task(
+        ExportQueueDrainOperator,
+        queue_id="orders",
+        sink_conn_id="copies",
+        sink_options=json.dumps(options),
+        exporter=f"{__name__}:upper",
+    )
+    add(airflow_store, 1, start=1)
+    run_task(ExportQueueDrainOperator, queue_id="orders", sink_conn_id="copies")
+    add(airflow_store, 1, start=2)
+    assert "1 acknowledged" in run_cli("drain", "orders", "--sink", "copies", url=f"sqlite:///{store_path}")
+    rows = (
+        sqlite3.connect(tmp_path / "copies.db")
+        .execute("SELECT number, total FROM totals_live ORDER BY total")
+        .fetchall()
+    )
+    assert rows == [("CUSTOMER 0", 0), ("CUSTOMER 1", 1), ("CUSTOMER 2", 2)]
+    add(airflow_store, 1, start=3)
+    other = ["--sink", "copies", "--sink-option", "table=others"]
+    assert "table='totals'" in run_cli("drain", "orders", *other, url=f"sqlite:///{store_path}", status=1)
+    for given in ({"sink_options": {**options, "key": "id"}}, {"exporter": "builtins:print"}):
+        with pytest.raises(SinkBindingError, match="key=|exporter="):
+            run_task(ExportQueueDrainOperator, queue_id="orders", sink_conn_id="copies", **given)
+    assert sum(unit.entries for unit in airflow_store.backlog("orders")) == 1
 
 
 def test_a_sink_that_cannot_be_reached_loses_nothing(

@@ -8,6 +8,7 @@ import pty
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,32 @@ def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_
 
 
 @pytest.mark.full("two submissions of Spark; drains in one process are tested with every kind of holder")
+@pytest.mark.full("two jobs; the local drain takes the same way")
+def test_a_job_without_options_takes_those_that_are_stored_and_is_refused_with_others(
+    orders: Store,
+    store_url: str,
+    redis_spec: SinkSpec,
+    redis_client: Any,
+    passwords: dict[str, str],
+    submit: Submit,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XQ_REDIS", passwords["XQ_REDIS"])
+    keyed = replace(redis_spec, options={**redis_spec.options, "key": "order:$id", "target": "hash"})
+    add(orders, {"a": {"n": 1}})
+    assert drain(orders, "orders", keyed).acknowledged == 1
+    add(orders, {"b": {"n": 2}})
+    job = job_for(store_url, redis_spec)
+    submission = submit(job, variables={**MODULES, **passwords})
+    assert submission.wait() == 0, submission.output()
+    assert redis_client.hgetall("order:b") == {b"n": b"2"}
+    job = job_for(store_url, replace(redis_spec, options={**redis_spec.options, "key": "$id"}))
+    submission = submit(job, variables={**MODULES, **passwords})
+    assert submission.wait() != 0
+    assert "SinkBindingError" in submission.output()
+    assert "key='order:$id', found a drain with key='$id'" in submission.output()
+
+
 def test_a_job_leaves_what_a_compaction_holds_to_the_next_one(
     store: Store,
     store_url: str,

@@ -117,6 +117,7 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
         run("dead show", "orders", "--key", "anna", "--value")
         run("dead retry", "orders")
         run("rebind", "orders", copies)
+        run("complete", "orders")
         with store.transaction(long=True) as tx:
             tx.queue("orders").add_batch(pa.table({"key": ["ben"], "value": ['"2"']}))
         run("segments", "orders")

@@ -17,10 +17,10 @@ from export_queue.core import errors
 from export_queue.core.spark.archive import package_archive
 
 NAMES = """
-    ApplyResult Candidates Capabilities Claim CompactJob CompactionReport ControlRecord DeadLetter DeadLetterFilter
-    Delete DrainJob DrainReport
+    ApplyResult BoundSink Candidates Capabilities Claim CompactJob CompactionReport ControlRecord
+    DeadLetter DeadLetterFilter Delete DrainJob DrainReport
     ElasticsearchSink Entry ErrorRow ErrorTable Fate FencedSink FirstLoad FloorRecord KeyStory Level Limits LoadReport
-    MemorySink Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry Sink SinkSpec
+    Mark MemorySink Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry Sink SinkSpec
     SqlSink Store StoreSpec Submitter SweepableSink Transaction TransactionContext WaitingRows __version__ apply_batch
     bucket bucket_column check_owner compact_job drain drain_job follow raise_floor readmit refuse_seqs
     register_data_source register_store stale_rank write_transactional

@@ -133,7 +133,13 @@ class ElasticsearchSink:
 
         self._connection.repeat(record)
         if readmit:
+            self._ready.clear()  # what this object saw before the loss may be gone
+            self._proven.clear()
             self._prove_first(queue_id)
+
+    def binding(self) -> Mapping[str, Any]:
+        """Template of the indices; see :class:`~export_queue.core.sinks.BoundSink`."""
+        return {"kind": "elasticsearch", "index": self._template}
 
     def continue_drain(self, queue_id: str) -> None:
         """Take the batches of a queue; see :class:`~export_queue.core.sinks.ContinuingSink`."""

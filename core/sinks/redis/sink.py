@@ -97,6 +97,7 @@ class RedisSink:
             self.capabilities = replace(self.capabilities, fenced=True)
         self._template = template
         self._target = TARGETS[target]
+        self._binding = {"kind": "redis", "key": template, "target": target, "guard": guard}
         self._wanted_shards = shards
         self._incarnations = Incarnations()
         self._wait_replicas = wait_replicas
@@ -177,6 +178,10 @@ class RedisSink:
         if self._is_fenced:
             raise unclaimed_error(self)
         return self._apply(operations, self._write)
+
+    def binding(self) -> Mapping[str, Any]:
+        """Template, kind of record and guard; see :class:`~export_queue.core.sinks.BoundSink`."""
+        return dict(self._binding)
 
     def claim(self, claims: Sequence[Claim]) -> Sequence[ClaimedSink]:
         """Take units over; see :class:`~export_queue.core.sinks.FencedSink`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
@@ -179,6 +179,18 @@ class SqlSink:
         )
         if readmit:
             self._prove_first(queue_id)
+
+    def binding(self) -> Mapping[str, Any]:
+        """Tables, columns and guard; see :class:`~export_queue.core.sinks.BoundSink`."""
+        found = {column.name: column.type for column in self._contents.columns}
+        return {
+            "kind": "sql",
+            "table": (f"{self._schema.replace('$', '$$')}." if self._schema else "") + self._template,
+            "key": {column.name: column.type for column in self._key.columns},
+            "columns": None if self._contents.whole else dict(sorted(found.items())),
+            "document": found if self._contents.whole else "text",
+            "guard": "fence" if self._is_fenced else "seq",
+        }
 
     def continue_drain(self, queue_id: str) -> None:
         """Take the batches of a queue; see :class:`~export_queue.core.sinks.ContinuingSink`."""

@@ -1,6 +1,7 @@
 """The store's portable statements: one module a subject, whose functions run in an open SQL transaction."""
 
 from export_queue.core.store.queries import (
+    acts,
     attempts,
     cleanup,
     compactions,
@@ -27,6 +28,7 @@ from export_queue.core.store.queries import (
 )
 
 __all__ = [
+    "acts",
     "attempts",
     "cleanup",
     "compactions",

@@ -1,16 +1,14 @@
-"""SQL about dead letters, and about the acts of people on them."""
+"""SQL about dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import dead_letter as d
-from export_queue.core.store.schema import dead_letter_audit as a
 from export_queue.core.store.schema import entry as e
 
 _BLOCK = 300
@@ -92,45 +90,6 @@ def delete_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) ->
         work.connection.execute(d.delete().where(d.c.queue_number == queue, _order.in_(block))).rowcount
         for block in _blocks(letters)
     )
-
-
-def record_audit(
-    work: Work, *, queue_id: str, act: str, who: str, letters: int, selection: Selection, number: int | None = None
-) -> None:
-    """Keep a record of one act on dead letters, and of its actor.
-
-    :param number: the record's, where the caller has drawn it.
-    """
-    work.connection.execute(
-        a.insert().values(
-            id=work.database.dialect.draw(work.connection) if number is None else number,
-            queue=queue_id,
-            act=act,
-            who=who,
-            letters=letters,
-            selection=orjson.dumps(selection).decode(),
-            at_ms=work.now(),
-        )
-    )
-
-
-def count_retries(work: Reading, queue_id: str) -> tuple[int, int]:
-    """Count the retries of a queue's dead letters; returns their number and the id of the last one."""
-    statement = sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(a.c.id), 0))
-    count, last = work.connection.execute(statement.where(a.c.queue == queue_id, a.c.act == "retry")).one()
-    return int(count), int(last)
-
-
-def delete_audit(work: Work, *, before_ms: int, limit: int) -> int:
-    """Delete the records of acts before a time, which their ids carry."""
-    doomed = sa.select(a.c.id).where(a.c.id < before_ms * 1_000_000).order_by(a.c.id).limit(limit)
-    return work.connection.execute(a.delete().where(a.c.id.in_(doomed))).rowcount
-
-
-def select_audit(work: Reading, queue_id: str, *, limit: int) -> list[Mapping[str, Any]]:
-    """Read the acts on a queue's dead letters, newest first."""
-    statement = sa.select(a).where(a.c.queue == queue_id).order_by(a.c.id.desc()).limit(limit)
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
 
 
 def _meant(queue: int, selection: Selection) -> list[sa.ColumnElement[bool]]:

@@ -43,10 +43,15 @@ def forget_invalid(work: Work, transaction: int) -> bool:
     return done.rowcount > 0
 
 
-def end_all(work: Work) -> None:
-    """End all transactions with an active row; what long ones staged is deleted by the next clean-up."""
+def end_all(work: Work) -> int:
+    """End all transactions with an active row; what long ones staged is deleted by the next clean-up.
+
+    :returns: how many there were.
+    """
     staged = sa.select(active.c.id, sa.literal(work.now()), sa.null()).where(
         active.c.kind == "long", active.c.id.not_in(sa.select(invalid.c.id))
     )
+    count = work.connection.execute(sa.select(sa.func.count()).where(active.c.id == active.c.owner)).scalar_one()
     work.connection.execute(invalid.insert().from_select(["id", "since_ms", "left_to"], staged))
     work.connection.execute(active.delete())
+    return int(count)

@@ -5,13 +5,24 @@ A queue with subscriptions has no figures of its own.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading
 from export_queue.core.store.queries import segments
-from export_queue.core.store.schema import active, dead_letter, entry, invalid, lock, low_watermark, queue, store
+from export_queue.core.store.schema import (
+    active,
+    dead_letter,
+    entry,
+    invalid,
+    lock,
+    low_watermark,
+    queue,
+    store,
+)
+from export_queue.core.store.schema import dead_letter_audit as a
 
 # A table and no light sa.table(), which would not be looked for in the store's schema.
 _holders = sa.Table(
@@ -74,6 +85,22 @@ def missing_loads(work: Reading) -> dict[str, int]:
     """Tell of each subscription that came later than its queue whether its first load is missing: 1 if it is."""
     statement = sa.select(queue.c.id, queue.c.first_load).where(queue.c.first_load.is_not(None)).order_by(queue.c.id)
     return {name: int(state == "missing") for name, state in work.connection.execute(statement)}
+
+
+def count_losses(work: Reading, losses: Collection[str]) -> dict[str, int]:
+    """Count, for each reader, the acts after which its sink lacks something and that nothing has made good."""
+    is_open = sa.and_(
+        a.c.queue == queue.c.id,
+        a.c.act.in_(losses),
+        a.c.cleared_ms.is_(None),
+    )
+    statement = (
+        sa.select(queue.c.id, sa.func.count(a.c.id))
+        .select_from(queue.outerjoin(a, is_open))
+        .group_by(queue.c.id)
+        .order_by(queue.c.id)
+    )
+    return {name: int(count) for name, count in work.connection.execute(statement)}
 
 
 def count_dead_letters(work: Reading) -> dict[str, int]:

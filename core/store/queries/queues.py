@@ -61,8 +61,13 @@ def alter_queue(work: Work, number: int, options: Mapping[str, Any]) -> None:
 
 def bind_queue(work: Work, number: int, sink: str, *, rebind: bool) -> None:
     """Note the name of the sink that a queue drains into; without ``rebind`` only if it has none."""
-    statement = q.update().where(q.c.number == number).values(sink=sink)
+    statement = q.update().where(q.c.number == number).values(sink=sink, binding=None)
     work.connection.execute(statement if rebind else statement.where(q.c.sink.is_(None)))
+
+
+def store_binding(work: Work, number: int, binding: str | None) -> None:
+    """Keep the options that decide which record is written; None forgets them."""
+    work.connection.execute(q.update().where(q.c.number == number).values(binding=binding))
 
 
 def table_row(work: Reading, name: str) -> Mapping[str, Any] | None:

@@ -55,7 +55,7 @@ def reader_rows(work: Reading, parent: int) -> list[Mapping[str, Any]]:
 
 def begin_fan_out(work: Work, parent: int) -> None:
     """Let a queue have subscriptions, and no sink of its own."""
-    work.connection.execute(q.update().where(q.c.number == parent).values(fans_out=True, sink=None))
+    work.connection.execute(q.update().where(q.c.number == parent).values(fans_out=True, sink=None, binding=None))
 
 
 def has_rows(work: Work, number: int, *, locked_at: int | None = None) -> bool:
@@ -124,8 +124,12 @@ def delete_removed(work: Work, limit: int) -> int:
     return deleted
 
 
-def waive_first_load(work: Work, number: int) -> None:
-    """Note that a subscription's first load is not needed, if it is missing."""
-    work.connection.execute(
-        q.update().where(q.c.number == number, q.c.first_load == "missing").values(first_load="waived")
-    )
+def waive_first_load(work: Work, number: int) -> bool:
+    """Note that a subscription's first load is not needed; returns whether it was missing."""
+    statement = q.update().where(q.c.number == number, q.c.first_load == "missing").values(first_load="waived")
+    return work.connection.execute(statement).rowcount > 0
+
+
+def set_first_load(work: Work, number: int, first_load: str | None) -> None:
+    """Note whether a subscription's first load is missing."""
+    work.connection.execute(q.update().where(q.c.number == number).values(first_load=first_load))

@@ -53,6 +53,14 @@ def find_reports(
     return [orjson.loads(text) for text in work.connection.execute(statement).scalars()]
 
 
+def count_acknowledged(work: Reading, queue_id: str, *, before_ms: int | None = None) -> int:
+    """Add up what a queue's drains have delivered, as far as their reports are kept; perhaps before a time only."""
+    statement = sa.select(r.c.report).where(*_of_queue(queue_id), r.c.idle.is_(False))
+    if before_ms is not None:
+        statement = statement.where(r.c.finished_ms < before_ms)
+    return sum(orjson.loads(text)["acknowledged"] for text in work.connection.execute(statement).scalars())
+
+
 def _of_queue(queue_id: str) -> list[sa.ColumnElement[bool]]:
     """Leave out those of a removed namesake: the numbers of queues and of reports come from one source of ids."""
     number = sa.select(q.c.number).where(q.c.id == queue_id).scalar_subquery()

@@ -1,0 +1,377 @@
+"""Commands that lift a protection: each says what is lost, and leaves a mark until that is made good or declared so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from tests.support.command_line import run_cli
+from tests.support.elasticsearch import ElasticsearchServer
+from tests.support.patience import AT_ONCE
+from tests.support.servers import RedisServer
+
+from export_queue.core.client import Store
+from export_queue.core.drain import drain, follow, readmit
+from export_queue.core.errors import SinkBelongsToAnother, SinkLostData
+from export_queue.core.maintenance import maintain
+from export_queue.core.segments import Candidates, compact
+from export_queue.core.sinks import ElasticsearchSink, MemorySink, SqlSink
+from export_queue.core.store import schema
+
+FIVE = pa.table({"key": list("abcde"), "value": ["1"] * 5})
+
+
+@pytest.fixture
+def shop(store: Store) -> Store:
+    """A queue ``orders``, and a queue ``stock`` with the subscriptions ``search`` and ``cache``."""
+    store.configure_queue("orders", buckets=4, buckets_per_range=4)
+    store.configure_queue("stock", buckets=4, buckets_per_range=4, subscriptions=["search", "cache"])
+    return store
+
+
+@pytest.fixture
+def command(shop: Store, store_url: str) -> Callable[..., Any]:
+    """Run a command on the store; returns what its JSON says."""
+
+    def run(*arguments: str, status: int = 0) -> Any:
+        told = run_cli(*arguments, "--json", url=store_url, status=status)
+        return told if status else json.loads(told)
+
+    return run
+
+
+def add(shop: Store, *keys: str, queue: str = "orders") -> None:
+    with shop.transaction() as tx:
+        for key in keys:
+            tx.queue(queue).add(key, {"of": key})
+
+
+def row(command: Callable[..., Any], reader: str | None) -> dict[str, Any]:
+    """The line of the status that a reader has."""
+    return next(line for line in command("status") if line["queue"] == reader)
+
+
+def texts(command: Callable[..., Any], reader: str | None) -> list[str]:
+    return [mark["text"] for mark in row(command, reader)["marks"]]
+
+
+def has_lost(shop: Store, reader: str) -> bool:
+    return f'export_queue_sink_losses{{queue="{reader}"}} 0' not in shop.metrics()
+
+
+@pytest.fixture
+def described(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file that describes a sink in Redis."""
+    monkeypatch.setenv("PASSWORD_OF_REDIS", redis_server.password)
+    options = {"host": redis_server.host, "port": redis_server.port, "key": "$collection:$id"}
+    path = tmp_path / "cache.json"
+    spec = {"kind": "redis", "options": options, "secrets": {"password": "env:PASSWORD_OF_REDIS"}, "name": "cache"}
+    path.write_text(json.dumps(spec))
+    return str(path)
+
+
+def test_a_cache_that_was_emptied_stays_incomplete_until_somebody_promises(shop, command, described, redis_client):
+    add(shop, "a", "b", "c")
+    command("drain", "orders", "--sink", described)
+    redis_client.flushall()
+    add(shop, "d")
+    assert "readmit" in command("drain", "orders", "--sink", described, status=1)
+    (told,) = command("readmit", "orders", described, "--who", "anna")["incomplete"]
+    assert "had delivered 3 entries to it that it may lack" in told
+    assert told.endswith("by anna")
+    for read in (1, 0):
+        report = command("drain", "orders", "--sink", described)
+        assert (report["read"], report["incomplete"]) == (read, [told])
+    assert row(command, "orders")["incomplete"] is True
+    assert texts(command, "orders") == [told]
+    assert has_lost(shop, "orders")
+    add(shop, "a", "b", "c")
+    assert command("drain", "orders", "--sink", described)["incomplete"] == [told], "nobody has said that it is all"
+    assert command("complete", "orders", "--who", "ben")["losses"] == 1
+    assert command("drain", "orders", "--sink", described)["incomplete"] == []
+    assert row(command, "orders")["incomplete"] is None
+    (promise,) = row(command, "orders")["marks"]
+    assert (promise["act"], promise["who"], promise["is_loss"]) == ("complete", "ben", False)
+    assert "with 1 open losses of 3 entries" in promise["text"]
+    assert not has_lost(shop, "orders")
+
+
+def test_a_first_load_makes_a_subscriptions_cache_complete_again(shop, command, described, redis_client):
+    add(shop, "a", "b", queue="stock")
+    command("drain", "stock/cache", "--sink", described)
+    redis_client.flushall()
+    add(shop, "c", queue="stock")
+    command("drain", "stock/cache", "--sink", described, status=1)
+    command("readmit", "stock/cache", described)
+    assert command("drain", "stock/cache", "--sink", described)["incomplete"]
+    assert row(command, "stock/cache")["first_load"] == "missing"
+    assert row(command, "stock/search")["incomplete"] is None
+    with shop.first_load("stock/cache") as load:
+        load.add_many([("a", {"of": "a"}), ("b", {"of": "b"})])
+    report = command("drain", "stock/cache", "--sink", described)
+    assert (report["incomplete"], report["first_load"]) == ([], "made")
+    assert texts(command, "stock/cache") == []
+    assert not has_lost(shop, "stock/cache")
+    assert len(redis_client.keys("stock:*")) == 3
+
+
+def test_a_first_load_that_began_before_the_loss_is_not_enough(shop, command, described, redis_client):
+    shop.subscribe("stock", "late")
+    add(shop, "a", queue="stock")
+    command("drain", "stock/late", "--sink", described)
+    with shop.first_load("stock/late") as load:
+        load.add("b", {"of": "b"})
+        redis_client.flushall()
+        command("readmit", "stock/late", described)
+    assert row(command, "stock/late")["incomplete"] is True
+    assert row(command, "stock/late")["first_load"] == "missing"
+    with shop.first_load("stock/late") as load:
+        load.add_many([("a", {"of": "a"}), ("b", {"of": "b"})])
+    assert row(command, "stock/late")["incomplete"] is None
+
+
+def test_a_promise_may_be_given_with_the_command(shop, command, described, redis_client):
+    add(shop, "a", queue="stock")
+    command("drain", "stock/cache", "--sink", described)
+    redis_client.flushall()
+    assert command("readmit", "stock/cache", described, "--complete", "--who", "anna")["incomplete"] == []
+    (promise,) = row(command, "stock/cache")["marks"]
+    assert (promise["act"], promise["who"]) == ("complete", "anna")
+    assert promise["at"].endswith("+00:00")
+    assert command("drain", "stock/cache", "--sink", described)["first_load"] == "waived"
+    assert command("rebind", "stock/cache", "other", "--complete")["incomplete"] == []
+
+
+def test_a_refused_readmission_leaves_no_mark(shop, command):
+    class Unwilling(MemorySink):
+        def admit(self, *, readmit: bool = False, **facts: Any) -> None:
+            if readmit:
+                raise SinkBelongsToAnother("another store feeds it")
+            super().admit(**facts)
+
+    sink = Unwilling()
+    add(shop, "a", queue="stock")
+    drain(shop, "stock/cache", sink, sink_name="s")
+    with pytest.raises(SinkBelongsToAnother):
+        readmit(shop, "stock/cache", sink)
+    assert shop.marks("stock/cache") == []
+    assert shop.queue("stock/cache").first_load is None
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE orders", "DELETE FROM orders"])
+def test_a_table_that_was_emptied_leaves_a_mark(shop, command, tmp_path, statement):
+    sink = SqlSink(f"sqlite:///{tmp_path}/copies.db")
+    add(shop, "a", "b")
+    drain(shop, "orders", sink, sink_name="copies")
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/copies.db")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP VIEW orders_live")
+        connection.exec_driver_sql(statement)
+    engine.dispose()
+    add(shop, "c")
+    with pytest.raises(SinkLostData):
+        drain(shop, "orders", sink, sink_name="copies")
+    (mark,) = readmit(shop, "orders", sink)
+    assert (mark.act, mark.count) == ("readmit", 2)
+    assert drain(shop, "orders", sink, sink_name="copies").incomplete == (mark.line(),)
+    assert "copies was readmitted" in texts(command, "orders")[0]
+    sink.close()
+
+
+@pytest.mark.timeout(240)
+def test_an_index_that_was_deleted_leaves_a_mark(shop, command, elasticsearch_server: ElasticsearchServer):
+    server = elasticsearch_server
+    sink = ElasticsearchSink(server.url, username=server.user, password=server.password, index="marks-$collection")
+    try:
+        add(shop, "a", "b")
+        drain(shop, "orders", sink, sink_name="index")
+        for index in server.request("GET", "/marks-*")[1]:
+            server.request("DELETE", f"/{index}")
+        add(shop, "c")
+        with pytest.raises(SinkLostData):
+            drain(shop, "orders", sink, sink_name="index")
+        (mark,) = readmit(shop, "orders", sink)
+        assert (mark.act, mark.count) == ("readmit", 2)
+        assert drain(shop, "orders", sink, sink_name="index").incomplete == (mark.line(),)
+    finally:
+        sink.close()
+        for index in server.request("GET", "/marks-*")[1]:
+            server.request("DELETE", f"/{index}")
+
+
+def test_a_follower_says_that_its_sink_is_incomplete(shop):
+    sink = MemorySink()
+    add(shop, "a")
+    drain(shop, "orders", sink, sink_name="s")
+    shop.rebind("orders", "s")
+    add(shop, "b")
+    report = follow(shop, "orders", sink, sink_name="s", stop=lambda: not shop.waiting_ranges("orders"))
+    assert len(report.incomplete) == 1
+
+
+def fail(entry: Any) -> list[Any]:
+    raise ValueError("no")
+
+
+def waive(shop: Store, command: Callable[..., Any], folder: Path) -> str:
+    add(shop, "a", "b", queue="stock")
+    drain(shop, "stock/cache", MemorySink(), sink_name="s")
+    shop.subscribe("stock", "late")
+    (told,) = command("waive-first-load", "stock/late", "--who", "anna")["marks"]
+    assert told.startswith("the first load was waived: 2 entries were delivered to other readers")
+    return "stock/late"
+
+
+def discard(shop: Store, command: Callable[..., Any], folder: Path) -> str:
+    add(shop, "a", queue="stock")
+    drain(shop, "stock/cache", MemorySink(), sink_name="s", exporter=fail)
+    add(shop, "b", "c", queue="stock")
+    told = command("unsubscribe", "stock", "cache", "--discard", "--who", "anna")
+    assert (told["entries"], told["dead_letters"]) == (2, 1)
+    assert "stock/cache" not in {line["queue"] for line in command("status")}
+    return "stock"
+
+
+def rebind(shop: Store, command: Callable[..., Any], folder: Path) -> str:
+    add(shop, "a", "b")
+    drain(shop, "orders", MemorySink(), sink_name="s")
+    (told,) = command("rebind", "orders", "t", "--who", "anna")["incomplete"]
+    assert "from sink s to t: drains had delivered 2 entries" in told
+    return "orders"
+
+
+def drop(shop: Store, command: Callable[..., Any], folder: Path) -> str:
+    add(shop, "a", "b")
+    drain(shop, "orders", MemorySink(), sink_name="s", exporter=fail)
+    assert command("dead", "drop", "orders", "--all", "--who", "anna")[0]["dropped"] == 2
+    return "orders"
+
+
+def give_up(shop: Store, command: Callable[..., Any], folder: Path) -> str:
+    shop.database.segments = str(folder / "segments")
+    with shop.transaction(long=True) as tx:
+        tx.queue("orders").add_batch(FIVE)
+    (file,) = (folder / "segments").rglob("*.parquet")
+    file.unlink()
+    assert shop.dead_letters.give_up_file("orders", str(file), who="anna") == 5
+    return "orders"
+
+
+def fall_back(shop: Store, command: Callable[..., Any], folder: Path) -> str:
+    shop.database.segments = str(folder / "segments")
+    with shop.transaction(long=True) as tx:
+        tx.queue("orders").add_batch(FIVE)
+    add(shop, *map(str, range(7)))
+    compact(shop.database, "orders", wanted=Candidates(least=2))
+    (file,) = (folder / "segments").rglob("compaction-*.parquet")
+    file.unlink()
+    assert command("fall-back", "orders", str(file), "--who", "anna")["given_up"] == 7
+    return "orders"
+
+
+def adopt(shop: Store, command: Callable[..., Any], folder: Path) -> None:
+    shop.begin()
+    shop.begin()
+    assert command("adopt", "--who", "anna")["ended"] == 2
+
+
+def floor(shop: Store, command: Callable[..., Any], folder: Path) -> None:
+    shop.create(floor=1 << 61, who="anna")
+    shop.create(floor=1 << 60, who="ben")  # changes nothing
+
+
+def forget(shop: Store, command: Callable[..., Any], folder: Path) -> None:
+    number = int(shop.begin()["id"])
+    with shop.database.begin() as work:
+        work.connection.execute(schema.invalid.insert().values(id=number, since_ms=work.now(), left_to="warehouse"))
+    assert shop.forget_invalid(number, who="anna")
+    assert not shop.forget_invalid(number, who="ben")
+
+
+def close(shop: Store, command: Callable[..., Any], folder: Path) -> None:
+    shop.run(lambda tx: tx.queue("orders").add("a", 1), idempotency_key="night")
+    command("idempotency", "night", "--close", "--who", "anna")
+    shop.run(lambda tx: tx.queue("orders").add("a", 1), idempotency_key="morning")
+    shop.close_idempotency_key("morning", has_ended=True)
+
+
+ACTS: dict[str, tuple[Callable[[Store, Callable[..., Any], Path], str | None], bool, str]] = {
+    "waive": (waive, False, "the first load was waived"),
+    "unsubscribe": (discard, True, "subscription cache was removed with 2 entries and 1 dead letters"),
+    "rebind": (rebind, True, "rebound from sink s to t"),
+    "drop": (drop, True, "2 dead letters were dropped"),
+    "give up": (give_up, True, "5 entries in the lost file"),
+    "fall back": (fall_back, True, "7 entries in the lost file"),
+    "adopt": (adopt, False, "2 transactions were in progress"),
+    "floor": (floor, False, f"rebuilt with floor {1 << 61}"),
+    "forget": (forget, False, "under which warehouse had left data"),
+    "close key": (close, False, "idempotency key 'night' was closed"),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_what_lifts_a_protection_leaves_a_mark_until_it_is_acknowledged(shop, command, tmp_path, act, store_url):
+    run, is_loss, text = ACTS[act]
+    reader = run(shop, command, tmp_path)
+    (told,) = texts(command, reader)
+    assert text in told
+    assert told.endswith("by anna")
+    assert "by anna" in run_cli("status", url=store_url)
+    assert row(command, reader)["incomplete"] is (True if is_loss else None)
+    if reader is not None:
+        assert has_lost(shop, reader) is is_loss
+    command("complete", *filter(None, [reader]), "--who", "ben")
+    if reader is None:
+        assert shop.marks() == []
+        assert None not in {line["queue"] for line in command("status")}
+    else:
+        assert not any(mark.is_loss for mark in shop.marks(reader))
+        assert not has_lost(shop, reader)
+
+
+def test_a_first_load_of_a_new_subscription_of_the_same_name_makes_a_removal_good(shop, command, tmp_path):
+    discard(shop, command, tmp_path)
+    shop.subscribe("stock", "cache")
+    shop.subscribe("stock", "other")
+    with shop.first_load("stock/other") as load:
+        load.add("a", 1)
+    assert texts(command, "stock")
+    with shop.first_load("stock/cache") as load:
+        load.add("a", 1)
+    assert shop.marks("stock") == []
+
+
+def test_a_reader_that_is_removed_leaves_its_namesake_no_marks(shop, command):
+    add(shop, "a", queue="stock")
+    drain(shop, "stock/cache", MemorySink(), sink_name="s")
+    shop.rebind("stock/cache", "t")
+    shop.unsubscribe("stock", "cache")
+    shop.subscribe("stock", "cache")
+    assert shop.marks("stock/cache") == []
+    assert shop.marks("stock") == []
+
+
+def test_a_sink_stays_incomplete_for_longer_than_records_are_kept(shop):
+    add(shop, "a")
+    drain(shop, "orders", MemorySink(), sink_name="s")
+    shop.rebind("orders", "t")
+    audit = schema.dead_letter_audit
+    with shop.database.begin() as work:
+        work.connection.execute(audit.update().values(id=audit.c.id - 400 * 24 * 3600 * 10**9))
+    assert maintain(shop.database, patience=AT_ONCE).dead_letter_acts == 0
+    assert len(shop.marks("orders")) == 1
+    shop.declare_complete("orders")
+    assert maintain(shop.database, patience=AT_ONCE).dead_letter_acts == 1
+
+
+def test_a_promise_that_promises_nothing_is_not_recorded(shop, command):
+    assert command("complete", "orders")["losses"] == 0
+    command("waive-first-load", "stock/cache")
+    assert shop.marks("orders") == shop.marks("stock/cache") == []
+    shop.rebind("orders", "never drained")
+    assert shop.marks("orders") == []
