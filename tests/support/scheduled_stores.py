@@ -189,7 +189,8 @@ class PostgresStand:
 
     def open(self, number: int) -> Store:
         if number not in self._engines:
-            self._engines[number] = open_postgres(sa.make_url(self._url), SCHEMA)
+            url = sa.make_url(self._url)
+            self._engines[number] = open_postgres(url, SCHEMA, password=url.password)
         engine = self._engines[number]
         dialect = PostgresDialect(SCHEMA, engine)
         dialect.has_hints = False  # type: ignore[misc]  # their thread would have a part that no plan names
