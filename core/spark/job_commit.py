@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
-from export_queue.core.segments import FileReport, stage_segments
+from export_queue.core.segments import FileReport, begin_load, stage_segments
 from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.load_tasks import Outcome
 from export_queue.core.spark.targets import Targets
@@ -20,9 +20,11 @@ def stage_files(
 
     :param files: by queue.
     :param share_keys: whether one key may be in several files of a queue; of these the later file counts then.
+    :raises RegistrationLost: the transaction has ended.
     :raises ConfigurationError: a file lies on another machine.
     """
     try:
+        begin_load(opened.database, opened)  # refused if it has ended, when its files may be deleted already
         for queue_id, reports in files.items():
             _check_in_reach(reports)
             stage_segments(opened.database, opened, targets.queues[queue_id], reports, share_keys=share_keys)
