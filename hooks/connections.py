@@ -53,12 +53,13 @@ def find_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
     :param conn_id: id of the connection.
     :param example: fields of a fitting connection, for the error.
     :raises MissingConnection: Airflow has no such connection; the error shows the variable that would define it.
+    :raises InvalidArgument: its extra is no JSON object.
     """
     if not conn_id or not isinstance(conn_id, str):
         raise InvalidArgument(f"a connection's id: expected text, found {conn_id!r}")
     try:
         with _as_airflows_own_commands():
-            return BaseHook.get_connection(conn_id)
+            return _with_readable_extra(BaseHook.get_connection(conn_id))
     except AirflowNotFoundException:
         raise missing(conn_id, example) from None
 
@@ -67,9 +68,23 @@ async def afind_connection(conn_id: str, *, example: Mapping[str, Any]) -> Conne
     """Return a connection, from an event loop such as the triggerer's."""
     try:
         with _as_airflows_own_commands():
-            return await BaseHook.aget_connection(conn_id)
+            return _with_readable_extra(await BaseHook.aget_connection(conn_id))
     except AirflowNotFoundException:
         raise missing(conn_id, example) from None
+
+
+def _with_readable_extra(connection: Connection) -> Connection:
+    """Refuse an extra that Airflow cannot read: it goes on without one, and so without what it demands."""
+    try:
+        found = json.loads(connection.extra or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidArgument(
+            f"connection {connection.conn_id!r}: its extra is no JSON object (what was found is not shown)",
+            hint='for example {"sslmode": "require"}, with double quotes',
+        )
+    return connection
 
 
 def _as_airflows_own_commands() -> AbstractContextManager[None]:
@@ -139,7 +154,7 @@ def mysql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddres
     url = URL.create(
         "mysql+pymysql",
         username=connection.login or None,
-        host=connection.host or "localhost",
+        host=(connection.host or "localhost").strip("[]"),
         port=connection.port or 3306,
         database=connection.schema,
         query=query_of(options),

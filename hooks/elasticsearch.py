@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from export_queue.core.drivers import ELASTICSEARCH_CONNECTION, client_arguments
+from export_queue.core.drivers import ELASTICSEARCH_CONNECTION, basic_auth, client_arguments
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
 from export_queue.core.references import has_password
 from export_queue.hooks.sink import TEST_SECONDS, SinkHook
@@ -47,7 +47,7 @@ class ElasticsearchSinkHook(SinkHook):
         import elasticsearch
 
         target, secrets = self._target(self._find())
-        login = (target["username"], secrets.get("password", "")) if "username" in target else None
+        login = basic_auth(target["username"], secrets.get("password", "")) if "username" in target else None
         return elasticsearch.Elasticsearch(
             target["hosts"],
             basic_auth=login,

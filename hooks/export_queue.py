@@ -11,6 +11,7 @@ from airflow.sdk import BaseHook
 from export_queue.core.drivers import Driver, flag, text
 from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.hooks.connections import (
+    SQL_TYPES,
     SqlAddress,
     afind_connection,
     find_connection,
@@ -146,8 +147,14 @@ def _linked(connection: Connection, own: Mapping[str, Any]) -> str | None:
 
 
 def _own_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
-    if connection.conn_type != "export_queue":
+    if connection.conn_type in SQL_TYPES:
         return sql_address(connection, extra)
+    if connection.conn_type != "export_queue":
+        raise InvalidArgument(
+            f"connection {connection.conn_id!r} has the type {connection.conn_type!r}; "
+            f"expected one of export_queue, {', '.join(SQL_TYPES)}",
+            hint="Airflow reads no underscore in the type of a URI: write export-queue://, or JSON",
+        )
     if not connection.host:
         raise InvalidArgument(
             f"connection {connection.conn_id!r} names no store",

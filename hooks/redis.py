@@ -55,7 +55,7 @@ class RedisSinkHook(SinkHook):
     def _target(self, connection: Connection) -> tuple[dict[str, Any], dict[str, str]]:
         where = f"connection {self.sink_conn_id!r}"
         target: dict[str, Any] = {
-            "host": connection.host or "localhost",
+            "host": (connection.host or "localhost").strip("[]"),
             "port": connection.port or 6379,
             **redis_target(connection.extra_dejson, path=connection.schema, where=where, error=SinkConfigurationError),
         }

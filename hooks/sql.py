@@ -43,7 +43,8 @@ class SqlSinkHook(SinkHook):
         where = f"connection {self.sql_conn_id!r}"
         url = parse_url(address.url, where=where)
         limits = {} if address.is_sqlite else {"connect_timeout": TEST_SECONDS}
-        secret = {"password": address.password} if address.password else {}
+        is_mysql = url.get_backend_name() == "mysql"
+        secret = {"password": address.password.encode() if is_mysql else address.password} if address.password else {}
         return sqlalchemy.create_engine(
             bare_url(url),
             poolclass=sqlalchemy.NullPool,

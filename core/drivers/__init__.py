@@ -1,6 +1,6 @@
 """What the drivers of databases and servers take: each option is handed to its driver or refused by name."""
 
-from export_queue.core.drivers.elasticsearch_client import client_arguments
+from export_queue.core.drivers.elasticsearch_client import basic_auth, client_arguments
 from export_queue.core.drivers.mysql_tls import TlsDemand, tls_demand
 from export_queue.core.drivers.options import Driver, check_files, flag, text
 from export_queue.core.drivers.redis_target import redis_target, redis_tls
@@ -38,6 +38,7 @@ __all__ = [
     "Driver",
     "TlsDemand",
     "bare_url",
+    "basic_auth",
     "check_files",
     "check_postgresql_files",
     "check_sql_url",

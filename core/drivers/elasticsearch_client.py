@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,3 +37,8 @@ def client_arguments(given: Mapping[str, Any], hosts: Sequence[str]) -> dict[str
     if ("client_key" in options) > ("client_cert" in options):
         raise SinkConfigurationError("client_options: client_key goes with client_cert")
     return options
+
+
+def basic_auth(username: str, password: str) -> str:
+    """Write user and password as the client's argument ``basic_auth``, which it would encode in ASCII."""
+    return base64.b64encode(f"{username}:{password}".encode()).decode()

@@ -206,7 +206,7 @@ def test_the_password_travels_as_a_reference(connect: Any) -> None:
         ({"conn_type": "sqlite", "host": "relative.db"}, "absolute path"),
         ({"conn_type": "postgres", "host": "h", "password": PASSWORD}, "names no database"),
         ({"conn_type": "postgres", "host": "h", "schema": "d", "extra": {"iam": True}}, "IAM"),
-        ({"conn_type": "http", "host": "h", "password": PASSWORD}, "has the type 'http'"),
+        ({"conn_type": "http", "host": "h", "password": PASSWORD}, "has the type 'http'; expected one of export_queue"),
     ],
 )
 def test_a_connection_that_leads_to_no_store_says_why(connect: Any, fields: dict[str, Any], expected: str) -> None:
@@ -229,6 +229,19 @@ def test_a_connection_that_cannot_be_read_is_not_called_missing(monkeypatch: pyt
     with pytest.raises(MissingConnection, match="cannot be read") as caught:
         ExportQueueHook("store").describe()
     assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize("extra", [f"{{'sslmode': 'verify-full', 'x': '{PASSWORD}'}}", "sslmode=require", "[1]", '"x"'])
+@pytest.mark.parametrize("conn_type", ["export_queue", "postgres", "sqlite", "redis", "mysql", "elasticsearch"])
+def test_an_extra_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch, conn_type: str, extra: str) -> None:
+    fields = {"conn_type": conn_type, "host": "/h" if conn_type == "sqlite" else "h", "schema": "d", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_ODD", json.dumps(fields))
+    store = ExportQueueHook("odd")
+    reads = [store.describe, lambda: asyncio.run(store.adescribe()), lambda: sink_hook("odd").describe()]
+    for read in reads:
+        with pytest.raises(InvalidArgument, match="'odd': its extra is no JSON object") as caught:
+            read()
+        assert PASSWORD not in str(caught.value)
 
 
 def test_the_test_button_tells_of_a_store(airflow_store: Any) -> None:
@@ -303,12 +316,12 @@ def test_a_redis_connection_is_a_redis_sink(connect: Any) -> None:
 
 
 def test_tls_fields_of_a_redis_connection_reach_the_sink(connect: Any) -> None:
-    extra = {"ssl": True, "ssl_cert_reqs": "required", "ssl_ca_certs": "/ca.pem", "ssl_check_hostname": "false"}
+    extra = {"ssl": True, "ssl_cert_reqs": "required", "ssl_ca_certs": certifi_file(), "ssl_check_hostname": "false"}
     connect("cache", conn_type="redis", host="h", extra=extra)
     spec = RedisSinkHook("cache").describe().spec
     assert spec.options["ssl_options"] == {
         "ssl_cert_reqs": "required",
-        "ssl_ca_certs": "/ca.pem",
+        "ssl_ca_certs": extra["ssl_ca_certs"],
         "ssl_check_hostname": False,
     }
     with environment({}):
@@ -435,6 +448,13 @@ def test_the_test_of_an_elasticsearch_connection_names_what_is_wrong(connect: An
     assert not done
     assert "refused" in unreachable
     assert PASSWORD not in message + unreachable
+
+
+@pytest.mark.parametrize("conn_type", ["redis", "mysql"])
+def test_an_address_of_ipv6_may_stand_in_brackets(connect: Any, conn_type: str) -> None:
+    connect("six", conn_type=conn_type, host="[::1]", schema="d" if conn_type == "mysql" else None)
+    options = sink_hook("six").describe().spec.options
+    assert options.get("host") == "::1" or make_url(options["url"]).host == "::1"
 
 
 def test_another_type_of_connection_names_those_that_are_supported(connect: Any) -> None:

@@ -176,6 +176,36 @@ def test_what_a_url_of_mariadb_demands_is_kept(
         assert bool(cipher) is is_encrypted
 
 
+def test_a_statement_at_each_connection_runs_beside_those_of_the_sink(mariadb_server: MariaDbServer) -> None:
+    query = "ssl_disabled=true&init_command=" + quote("SET SESSION sql_mode = 'ANSI_QUOTES', @own = 7")
+    with (
+        closing(
+            SqlSink(
+                f"mysql://{mariadb_server.user}@127.0.0.1:{mariadb_server.port}/mysql?{query}", mariadb_server.password
+            )
+        ) as sink,
+        sink._engine.connect() as connection,
+    ):
+        own, mode = connection.exec_driver_sql("SELECT @own, @@sql_mode").one()
+        assert own == 7
+        assert "ANSI_QUOTES" not in mode
+        assert sink._engine.dialect.identifier_preparer.initial_quote == "`"
+
+
+@pytest.mark.parametrize("password", ["p\xe9", "p€ & \U0001f511"])
+def test_a_password_of_mariadb_may_be_any_text(password: str, mariadb_server: MariaDbServer) -> None:
+    mariadb_server._execute(f"CREATE OR REPLACE USER foreigner IDENTIFIED BY '{password}'")
+    url = f"mysql://foreigner@127.0.0.1:{mariadb_server.port}/?ssl_disabled=true"
+    with closing(SqlSink(url.replace("/?", "/information_schema?"), password)) as sink:
+        assert "version" in sink.probe()
+
+
+def test_a_socket_of_mariadb_is_named_when_it_does_not_answer() -> None:
+    url = "mysql://u@db.example/d?unix_socket=/no/such/socket"
+    with closing(SqlSink(url)) as sink, pytest.raises(SinkError, match="MySQL at /no/such/socket, database d"):
+        sink.probe()
+
+
 @pytest.mark.parametrize("query", ["ssl_ca=/no/such/file", "ssl_mode=REQUIRED&ssl_cipher=none-such"])
 def test_files_and_ciphers_that_cannot_be_used_are_told_before_anything_is_sent(query: str) -> None:
     with pytest.raises(SinkConfigurationError, match="cannot be read|files or ciphers of TLS"):

@@ -763,9 +763,10 @@ def test_a_shard_that_is_nowhere_is_unavailable_and_said_in_time(make, name, ask
         sink.apply(puts(b"1"))
 
 
-def test_a_wrong_password_is_refused_and_not_shown(make):
+@pytest.mark.parametrize("password", [SECRET, f"é€{SECRET}"])
+def test_a_wrong_password_is_refused_and_not_shown(make, password):
     with pytest.raises(SinkRefused, match=r"127\.0\.0\.1.*401") as caught:
-        admit(make(password=SECRET))
+        admit(make(password=password))
     assert SECRET not in shown(caught.value)
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import elastic_transport
 import elasticsearch
 
+from export_queue.core.drivers import basic_auth
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused
 from export_queue.core.retry import Retry
 from export_queue.core.sinks.elasticsearch.answers import ERRORS, NO_ANSWER
@@ -189,7 +190,9 @@ class Connection:
         return elasticsearch.Elasticsearch(
             self._hosts,
             api_key=api_key,
-            basic_auth=None if api_key or username is None else (username, self._secrets.found["password"] or ""),
+            basic_auth=None
+            if api_key or username is None
+            else basic_auth(username, self._secrets.found["password"] or ""),
             # a lost request may have been applied, and only the drain decides to repeat it
             max_retries=0,
             retry_on_timeout=False,

@@ -101,8 +101,9 @@ class MySqlDialect:
     def __init__(self, url: URL, *, password: Password, timeout: float) -> None:
         if not url.database:
             raise SinkConfigurationError("url: names no database; expected mysql://user@host/database")
-        self.server = f"MySQL at {url.host or 'localhost'}:{url.port or 3306}, database {url.database}"
         self._arguments = mysql_arguments(url, where=URL_OPTION, error=SinkConfigurationError)
+        place = self._arguments.get("unix_socket") or f"{url.host or 'localhost'}:{url.port or 3306}"
+        self.server = f"MySQL at {place}, database {url.database}"
         self._url = bare_url(url, "mysql+pymysql")
         self._password = password
         self._timeout = timeout
@@ -112,7 +113,6 @@ class MySqlDialect:
         settings = {
             "charset": "utf8mb4",
             "client_flag": 0,  # rows that are only found are not counted
-            "init_command": mysql_statements.SET_UP,
             "connect_timeout": 10,
             "read_timeout": self._timeout + _GRACE_SECONDS,
             "write_timeout": self._timeout + _GRACE_SECONDS,
@@ -127,11 +127,13 @@ class MySqlDialect:
             connect_args={**settings, **self._arguments},
         )
 
-        give_password(engine, self._password)
+        give_password(engine, self._password, encoding="utf-8")  # PyMySQL's own choice is latin1
 
-        @event.listens_for(engine, "connect")
-        def learn_server(connection: Any, record: Any) -> None:
+        # insert: before SQLAlchemy learns how names are quoted, and after an init_command of the user's
+        @event.listens_for(engine, "connect", insert=True)
+        def set_up(connection: Any, record: Any) -> None:
             with connection.cursor() as cursor:
+                cursor.execute(mysql_statements.SET_UP)
                 cursor.execute(mysql_statements.SERVER)
                 record.info["packet"], record.info["flush"] = map(int, cursor.fetchone())
 

@@ -53,14 +53,17 @@ def judged(row: ErrorRow, words: str, server: str) -> ExportQueueError | Poison 
     return row.error(f"{server}: {words}")
 
 
-def give_password(engine: Engine, password: Password) -> None:
-    """Look the password up at each new connection of an engine; it is no part of the URL."""
+def give_password(engine: Engine, password: Password, *, encoding: str | None = None) -> None:
+    """Look the password up at each new connection of an engine; it is no part of the URL.
+
+    :param encoding: how the password is encoded, where the driver would choose another one than the server reads.
+    """
 
     @event.listens_for(engine, "do_connect")
     def give(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
         found = password() if callable(password) else password
         if found is not None:
-            parameters["password"] = found
+            parameters["password"] = found.encode(encoding) if encoding else found
 
 
 class SchemaChanged(Exception):
