@@ -176,7 +176,9 @@ def publish(
     for unit in units:
         _remove_rows(work, older, settled, unit)
         _hide(work, older, unit, transaction, known=known, now_ms=now_ms)
-    rows, of_rows = _segment_rows(target, transaction, written)
+    # What waits counts as no younger than before: it may give way to all that its inputs stand for.
+    lowest = [segment.lowest_seq for unit in units for segment in unit.segments]
+    rows, of_rows = _segment_rows(target, transaction, written, lowest)
     partitions = _partitions(work, target, rows)
     row_entries = [row["entries"] if is_rows else 0 for row, is_rows in zip(rows, of_rows, strict=True)]
     queries.compactions.insert_rewritten(work, target.number, rows, partitions=partitions, row_entries=row_entries)
@@ -215,20 +217,28 @@ def _hide(
 
 
 def _segment_rows(
-    target: Queue, transaction: int, written: Sequence[WrittenPart]
+    target: Queue, transaction: int, written: Sequence[WrittenPart], lowest: Sequence[int]
 ) -> tuple[list[dict[str, Any]], list[bool]]:
-    """Make the columns of the new segments, and say which of them were rows."""
+    """Make the columns of the new segments, and say which of them were rows.
+
+    :param lowest: of the segments that those which were no rows stand for.
+    """
     numbers = count(1)
     rows = [
         {
             "transaction_id": transaction,
             "number": next(numbers),
-            **piece.report.columns(part, target, seqs=piece.seqs[part.first]),
+            **piece.report.columns(part, target, seqs=_seqs(piece, part.first, lowest)),
         }
         for piece in written
         for part in piece.report.slices
     ]
     return rows, [piece.of_rows for piece in written for _ in piece.report.slices]
+
+
+def _seqs(piece: WrittenPart, first: int, lowest: Sequence[int]) -> tuple[int, int]:
+    low, high = piece.seqs[first]
+    return (low if piece.of_rows else min(low, *lowest)), high
 
 
 def _partitions(work: Work, target: Queue, rows: Sequence[dict[str, Any]]) -> list[int]:

@@ -46,14 +46,14 @@ class MergedUnit:
         """
         import pyarrow.compute as pc
 
-        # of all that it stands for: what waits counts as no younger than before
+        # of all that it stands for, from hop to hop: what waits counts as no younger than before
         seqs = pc.min_max(found["seq"]).as_py()
         return cls(
             plan=plan,
             read=read,
             rows=0 if stored is None else stored.table.num_rows,
             written=table.num_rows,
-            lowest_seq=seqs["min"] or 0,
+            lowest_seq=min([seqs["min"] or 0, *(one.lowest_seq for one in plan.segments)]),
             highest_seq=seqs["max"] or 0,
             first_row=None if stored is None else stored.first,
             last_row=None if stored is None else stored.last,

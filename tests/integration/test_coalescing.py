@@ -124,6 +124,27 @@ def test_what_waits_is_as_old_as_what_it_stands_for(files: Store) -> None:
     assert store.backlog("orders")[0].oldest_seq == unit.oldest_seq
 
 
+@pytest.mark.parametrize("hop", ["merged once more", "moved"])
+def test_what_waits_stays_as_old_as_what_it_stands_for_from_hop_to_hop(files: Store, hop: str) -> None:
+    store, sink = orders(files, "latest"), MemorySink()
+    load(store, "anna", "a")
+    put(store, "anna", None)
+    first = merge(store)
+    (before,) = store.backlog("orders")
+    if hop == "moved":
+        store.alter_queue("orders", buckets=3, buckets_per_range=3, guard="seq")
+        second: CompactionReport = store.compact("orders", older_layouts=True)
+    else:
+        bulk.load(store, many(30, b"0"))
+        second = merge(store)
+    assert min(unit.oldest_seq for unit in store.backlog("orders")) == before.oldest_seq
+    store.sweep_sink(sink)
+    for report in (second, first):
+        store.dead_letters.fall_back("orders", *report.files)
+    drained(store, sink)
+    assert sink.records()[("orders", b"anna")] == b'"a"'  # the delete was a row, which is given up
+
+
 def test_the_latest_entry_wins_over_one_that_waits_elsewhere(files: Store) -> None:
     store = orders(files, "latest")
     load(store, "anna", "a")
