@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from types import GeneratorType
+from collections.abc import Callable, Collection, Iterable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, ParamSpec, TypeVar
 
 from export_queue.core.errors import ExportQueueError, InvalidArgument
@@ -21,8 +21,10 @@ _HINT = (
     "give a plain function; asyncio.run(...) inside of it runs a coroutine to its end, "
     "and await asyncio.to_thread(...) calls this library from async code"
 )
-_PLAIN = frozenset((type(None), bool, int, float, str, bytes, list, tuple, dict))
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 """Types of results that need no closer look, for functions that are called once an entry."""
+_SEVERAL = frozenset((list, tuple, dict, set, frozenset))
+_LAZY = frozenset((CoroutineType, AsyncGeneratorType, GeneratorType))
 
 
 def check_runs(
@@ -82,7 +84,8 @@ def returned(
     found = _kind_of_result(result)
     if not found or (may_yield and found in ("a generator", "a map", "a filter")):
         return result
-    _discard(result)
+    for one in _members(result):
+        _discard(one)
     raise error(f"{what} returned {found}, which has not run", hint=_HINT)
 
 
@@ -130,6 +133,11 @@ def _kind_of_function(function: object) -> str:
 
 def _kind_of_result(result: Any) -> str:
     """Say what a result is that shows that its function has not run; empty for every other one."""
+    if type(result) in _SEVERAL:
+        if _LAZY.isdisjoint(map(type, _members(result))):
+            return ""
+        found = next(filter(None, (_kind_of_result(one) for one in _members(result) if type(one) in _LAZY)), "")
+        return found and f"a {type(result).__name__} with {found}"
     if inspect.iscoroutine(result):
         return "a coroutine"
     if inspect.isasyncgen(result):
@@ -145,6 +153,13 @@ def _kind_of_result(result: Any) -> str:
     if inspect.isawaitable(result):
         return f"an awaitable {type(result).__name__}"
     return ""
+
+
+def _members(result: Any) -> Collection[Any]:
+    """Return what is in a list, or another result of several; any other result stands for itself."""
+    if type(result) not in _SEVERAL:
+        return (result,)
+    return result.values() if isinstance(result, dict) else result  # type: ignore[no-any-return]
 
 
 def _is_old_coroutine(generator: Any) -> bool:

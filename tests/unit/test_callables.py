@@ -102,6 +102,10 @@ ONLY_CALLED = {
     "async context manager": async_context,
     "map": lambda *_: map(str, [1]),
     "awaitable object": Awaited,
+    "list": lambda *_: [1, coroutine(), coroutine()],
+    "tuple": lambda *_: (async_generator(), coroutine()),
+    "set": lambda *_: {coroutine()},
+    "values of a dict": lambda *_: {"a": 1, "b": generator()},
 }
 FINE = {
     "function": lambda *_: None,
@@ -109,6 +113,7 @@ FINE = {
     "MagicMock": MagicMock(),
     "class": dict,
     "ended generator": lambda *_: _ended(),
+    "list of functions and what has run": lambda *_: [coroutine, 1, {}, _ended()],
     "builtin": print,
 }
 
