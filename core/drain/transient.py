@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Literal, Self, TypeVar
 
-from export_queue.core.errors import DrainTimedOut, ExportQueueError, LockError, text_of
+from export_queue.core.errors import DrainTimedOut, ExportQueueError, LockError, SegmentUnavailable, text_of
 from export_queue.core.retry import Retry, is_transient
 
 Result = TypeVar("Result")
@@ -51,7 +51,8 @@ class Call:
         if self.error is None:
             return f"{self.whom} has not answered {since}"
         reason = text_of(getattr(self.error, "message", self.error)).splitlines()[0]
-        return f"{self.whom} has failed {since}: {type(self.error).__name__}: {reason}"
+        whom = "the place of the files" if isinstance(self.error, SegmentUnavailable) else self.whom
+        return f"{whom} has failed {since}: {type(self.error).__name__}: {reason}"
 
     def line(self) -> str:
         """Say who does not answer, since when, and until when it is tried."""

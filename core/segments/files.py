@@ -42,6 +42,9 @@ _REFUSED = re.compile(
 )
 """What an object store says that will say the same again; Arrow has no number for it."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_WAY = (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""No path leads there, now or later."""
+_FOLDER = "see that the place is a folder, no file, with all above it, and that the user of this process may use it"
 _OBJECT_STORES = 8
 """Places of one process whose connections are kept."""
 
@@ -150,12 +153,12 @@ def create(url: str) -> Iterator[Written]:
     :raises SegmentUnavailable: it cannot be written now.
     """
     with contextlib.ExitStack() as undo:
-        with translated(url):
+        with _created(url):
             written = Written(_local_stream(url) if url.startswith("/") else _object_stream(url))
         undo.callback(_delete_quietly, url)
         undo.callback(written.abandon)
         yield written
-        with translated(url):
+        with _created(url):
             written.close()
             if url.startswith("/"):
                 _publish(Path(url))
@@ -215,7 +218,9 @@ def open_file(url: str, *, size: int) -> Any:
             if url.startswith("/") and not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe would be waited for
                 raise SegmentLost(f"file {url}: expected {size} bytes, found something that is not a regular file")
             source = filesystem.open_input_file(path)
-        except (FileNotFoundError, NotADirectoryError) as error:
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, *_NO_WAY):
+                raise
             raise SegmentLost(f"file {url}: expected {size} bytes, found no file") from error
         if (found := source.size()) != size:
             source.close()
@@ -274,6 +279,18 @@ def _object_store(place: str, process: int) -> fs.FileSystem:
 
 
 @contextlib.contextmanager
+def _created(url: str) -> Iterator[None]:
+    """Turn errors of a filesystem into this library's, where a file is made: one that is not there is not lost."""
+    with translated(url):
+        try:
+            yield
+        except FileExistsError as error:
+            raise SegmentRefused(f"file {url}: {text_of(error)}", hint=_FOLDER) from error
+        except FileNotFoundError as error:
+            raise SegmentUnavailable(f"file {url}: {text_of(error)}") from error
+
+
+@contextlib.contextmanager
 def translated(url: str) -> Iterator[None]:
     """Turn errors of a filesystem into this library's."""
     try:
@@ -281,7 +298,9 @@ def translated(url: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise SegmentLost(f"file {url}: it is not there any more") from error
     except OSError as error:
-        if isinstance(error, PermissionError) or _REFUSED.search(str(error)):
-            raise SegmentRefused(f"file {url}: {text_of(error)}") from error
+        never = isinstance(error, PermissionError) or error.errno in (errno.EROFS, *_NO_WAY)
+        if never or _REFUSED.search(str(error)):
+            hint = _FOLDER if url.startswith("/") else None
+            raise SegmentRefused(f"file {url}: {text_of(error)}", hint=hint) from error
         hint = "make room there, then run the same again" if error.errno in _FULL else None
         raise SegmentUnavailable(f"file {url}: {text_of(error)}", hint=hint) from error

@@ -304,6 +304,27 @@ def test_damage_behind_the_first_batches_keeps_what_was_drained_and_no_more(
     assert {key[1].decode(): value for key, value in sink.records().items()} == values
 
 
+@pytest.mark.parametrize("what", ["a link to itself", "a folder that links to itself", "a file as folder", "a pipe"])
+def test_a_file_to_which_no_path_leads_is_lost_at_once(orders: Store, what: str) -> None:
+    _, (report,) = bulk.load(orders, entries(24))
+    path = Path(report.file)
+    replaced = path if what in ("a link to itself", "a pipe") else path.parent
+    kept = replaced.rename(replaced.with_name("kept"))
+    if what == "a pipe":
+        os.mkfifo(replaced)
+    elif what == "a file as folder":
+        replaced.touch()
+    else:
+        replaced.symlink_to(replaced)
+    sink = MemorySink()
+    for work in (drain, lambda *_, **__: orders.peek("orders", values=True)):
+        with pytest.raises(SegmentLost, match=f"{path.name}: expected {report.bytes} bytes, found"):
+            work(orders, "orders", sink, sink_name="sink")
+    replaced.unlink()
+    kept.rename(replaced)
+    assert drain(orders, "orders", sink, sink_name="sink").read == 24
+
+
 @pytest.fixture
 def in_bucket(orders: Store, s3_server: S3Server, s3_bucket: str) -> tuple[bytes, Callable[[bytes], None]]:
     """Put one file into an object store; gives its content, and what replaces it."""

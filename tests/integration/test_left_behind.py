@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.support.s3 import S3Server
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
-from export_queue.core.errors import ConflictError, EntryError, SegmentUnavailable
+from export_queue.core.errors import ConflictError, EntryError, SegmentRefused, SegmentUnavailable
 from export_queue.core.segments import Candidates, files, mergers, write_segments
 from export_queue.core.sinks import MemorySink
 
@@ -53,6 +54,35 @@ def test_a_full_disk_has_room_again_after_each_refusal(orders: Store, small_disk
         with pytest.raises(SegmentUnavailable, match="No space left"):
             tx.queue("orders").add_batch(table(60, 100_000))
         tx.queue("orders").add_batch(table(3, 100_000))
+    assert drain(orders, "orders", MemorySink(), sink_name="sink").read == 3
+
+
+@pytest.mark.parametrize("what", ["a file", "below a file", "a link to itself", "a dead link", "a long name"])
+def test_a_place_that_can_be_no_folder_is_refused_at_once(orders: Store, tmp_path: Path, what: str) -> None:
+    place = tmp_path / "place"
+    if "link" in what:
+        place.symlink_to(tmp_path / "nothing" / "here" if what == "a dead link" else place)
+    elif what.endswith("file"):
+        place.touch()
+    orders.database.segments = str(
+        {"below a file": place / "below", "a long name": tmp_path / ("a" * 300)}.get(what, place)
+    )
+    with pytest.raises(SegmentRefused, match="see that the place is a folder"), orders.transaction(long=True) as tx:
+        tx.queue("orders").add_batch(table(3, 10))
+
+
+def test_a_folder_that_goes_while_a_file_is_made_is_no_lost_file(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken_away(path: Path) -> Any:
+        shutil.rmtree(path.parent)
+        return path.rename(path)
+
+    with orders.transaction(long=True) as tx:
+        with monkeypatch.context() as patch, pytest.raises(SegmentUnavailable, match="No such file"):
+            patch.setattr(files, "_publish", taken_away)
+            tx.queue("orders").add_batch(table(3, 10))
+        tx.queue("orders").add_batch(table(3, 10))
     assert drain(orders, "orders", MemorySink(), sink_name="sink").read == 3
 
 
