@@ -159,7 +159,7 @@ def _members(result: Any) -> Collection[Any]:
     """Return what is in a list, or another result of several; any other result stands for itself."""
     if type(result) not in _SEVERAL:
         return (result,)
-    return result.values() if isinstance(result, dict) else result  # type: ignore[no-any-return]
+    return result.values() if isinstance(result, dict) else result
 
 
 def _is_old_coroutine(generator: Any) -> bool:

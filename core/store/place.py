@@ -21,7 +21,7 @@ _EXPECTED = {
     "region": "a region such as eu-west-1",
     "scheme": "http or https",
     "endpoint_override": "host, host:port or http(s)://host:port, without keys and path",
-    "tls_ca_file_path": "an absolute path",
+    "tls_ca_file_path": "an absolute path without keys and passwords",
 }
 
 
@@ -90,7 +90,7 @@ def _names(path: str) -> list[str]:
     names = [name for name in path.split("/") if name]
     if any(name in (".", "..") for name in names):
         raise _refused("expected a path without '.' and '..'")
-    if any(re.search(":.*@", name) for name in names):
+    if re.search(":.*@", path):  # a key may have slashes
         raise _refused("expected a path without keys and passwords (what was found is not shown)", _CREDENTIALS)
     return names
 
@@ -128,7 +128,7 @@ def _options(query: str) -> dict[str, str]:
         if name in options:
             raise _refused(f"expected the option {name} once, found it twice", hint)
         decoded = _decoded(value.replace("%2F", "/").replace("%2f", "/"))
-        if not _OPTIONS[name].fullmatch(decoded):
+        if not _OPTIONS[name].fullmatch(decoded) or re.search(":.*@", decoded):
             raise _refused(f"option {name}: expected {_EXPECTED[name]} (what was found is not shown)", hint)
         options[name] = decoded.removesuffix("/")
     scheme, mark, _ = options.get("endpoint_override", "").partition("://")

@@ -93,7 +93,10 @@ IN_QUERIES = [
     "s3://b/a?KEY:hidden",
     "s3://b/KEY:hidden@host/a",
     "s3://b/KEY%3Ahidden%40host/a",
+    "s3://b/KEY:hid/den@host/a",
+    "s3://b/a?tls_ca_file_path=/KEY:hidden@host",
     "/KEY:hidden@host/a",
+    "/KEY:hidden/hidden@host/a",
     "file:///KEY:hidden@host/a",
     "s3://KEY%3Ahidden@b/a",
 ]
