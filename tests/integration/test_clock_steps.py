@@ -264,6 +264,25 @@ def test_a_glitch_of_the_clock_forgets_nothing(stepping: Any) -> None:
 
 
 @both
+@pytest.mark.parametrize("gone_by", [1000, HOUR // 4, 2 * HOUR])
+def test_work_that_was_committed_while_the_clock_was_behind_takes_effect_once(stepping: Any, gone_by: int) -> None:
+    store, step = stepping
+    drawn(store)
+    store.maintain()
+    step(-40 * DAY)
+    assert store.run(count, idempotency_key="invoice 7") == 1
+    for _ in range(3):
+        step(gone_by)
+        assert store.maintain().idempotency_keys == 0
+        assert store.run(count, idempotency_key="invoice 7") == 1
+        gone_by += HOUR // 4
+    for days in (31, 32):
+        step(days * DAY)
+        found = store.maintain().idempotency_keys
+    assert found == 1
+
+
+@both
 def test_a_glitch_of_the_clock_takes_no_version_from_a_reader(stepping: Any) -> None:
     store, step = stepping
     assert store.run(count) == 1

@@ -23,6 +23,8 @@ _DEAD_ROWS = """
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname = :schema and c.relkind = 'r' and c.relname like 'xq!_%' escape '!' order by c.relname
 """
+_AHEAD_MS = 3_600_000
+"""Ids that are further ahead of the clock follow one that was wrong."""
 TURN = "turn"
 """The row that is locked by the process whose turn it is."""
 
@@ -144,11 +146,18 @@ def tables_without_keys(work: Work) -> list[tuple[int, int | None]]:
 
 
 def delete_idempotency_keys(work: Work, *, before_ms: int, tallies_before_ms: int, limit: int) -> int:
-    """Delete idempotency keys that were committed before a time, and tallies that were begun before another one."""
+    """Delete idempotency keys that were committed before a time, and tallies that were begun before another one.
+
+    An id tells a time, too, which goes back with no clock. One that is far ahead of the clock tells nothing.
+    """
     oldest = sa.case((is_tally(idempotency.c.idempotency_key), tallies_before_ms), else_=before_ms)
+    ahead = (work.now() + _AHEAD_MS) * 1_000_000
+    by_id = sa.or_(idempotency.c.id < oldest * 1_000_000, idempotency.c.id > ahead)
     doomed = (
         sa.select(idempotency.c.idempotency_key, idempotency.c.generation)
-        .where(idempotency.c.committed_ms < max(before_ms, tallies_before_ms), idempotency.c.committed_ms < oldest)
+        .where(
+            idempotency.c.committed_ms < max(before_ms, tallies_before_ms), idempotency.c.committed_ms < oldest, by_id
+        )
         .order_by(idempotency.c.committed_ms)
         .limit(limit)
     )
