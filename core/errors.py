@@ -383,6 +383,18 @@ class SinkLostData(SinkError):
         "subscription has delivered everything again. If the queue has no subscriptions, add all records that the sink "
         "lacks again, then declare it complete: export-queue complete QUEUE"
     )
+    is_older = False
+    """Whether the sink is back in an older state, in which it may hold records that were deleted since."""
+
+    @classmethod
+    def older(cls, message: str) -> SinkLostData:
+        """Say that a sink is in an older state."""
+        error = cls(
+            message,
+            hint=f"empty it first: neither a load nor a drain removes what was deleted since; {cls.default_hint}",
+        )
+        error.is_older = True
+        return error
 
 
 class DrainError(ExportQueueError):

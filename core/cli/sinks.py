@@ -26,6 +26,7 @@ from export_queue.core.cli.queues import Complete, Who
 from export_queue.core.cli.sink_options import NAMES, SinkName, SinkOptions, SinkSecrets, SinkText
 from export_queue.core.drain import readmit as take_anyway
 from export_queue.core.errors import InvalidArgument
+from export_queue.core.queue import remedy
 from export_queue.core.sinks import PreparableSink, SinkSpec
 
 
@@ -95,7 +96,7 @@ def readmit(
     for line in lines:
         say(f"it is incomplete: {line}")
     if lines:
-        say(f"make a first load of the subscription, or promise that it is complete: export-queue complete {queue_id}")
+        say(remedy(queue_id))
 
 
 @app.command()

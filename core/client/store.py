@@ -689,7 +689,10 @@ class Store:
             queue = find_reader(work, queue_id)
             bind_sink(work, queue, sink, rebind=True)
             if queue.sink is not None and queries.sinks.shown_fence(work, queue.id, queue.sink):
-                mark_incomplete(work, queue, "rebind", who=who, details={"before": queue.sink, "sink": sink})
+                # records of an earlier time, when the queue drained into this sink
+                is_older = sink != queue.sink and bool(queries.sinks.shown_fence(work, queue.id, sink))
+                details = {"before": queue.sink, "sink": sink, "older": is_older}
+                mark_incomplete(work, queue, "rebind", who=who, details=details)
         if complete:
             declare_complete(self.database, queue_id, who=who)
         with self.database.read() as work:

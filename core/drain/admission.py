@@ -13,7 +13,7 @@ from export_queue.core.drain.exporters import COPY
 from export_queue.core.drain.fenced import check_request
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import call_again
-from export_queue.core.errors import ExportQueueError, SinkBelongsToAnother
+from export_queue.core.errors import ExportQueueError, SinkBelongsToAnother, SinkLostData
 from export_queue.core.queue import (
     Mark,
     Queue,
@@ -130,7 +130,8 @@ def readmit(
 
     Drains refuse such a sink (:class:`SinkLostData`), since it lacks what was drained before. From now on they deliver
     to it what is added, and report that it is incomplete, until a first load of the subscription has delivered
-    everything again, or somebody declares it complete.
+    everything again, or somebody declares it complete. No first load closes the mark of a sink that is back in an older
+    state, since it removes nothing: empty such a sink before.
 
     :param store: an open store.
     :param queue_id: the queue that drains into it.
@@ -147,13 +148,14 @@ def readmit(
     who = who or user_at_host()
     with store.database.read() as work:
         queue = find_reader(work, queue_id)
-        delivered = queue.sink is not None and queries.sinks.shown_fence(work, queue_id, queue.sink)
+        delivered = queries.sinks.shown_fence(work, queue_id, queue.sink) if queue.sink is not None else 0
     sink, _ = filled_in(store.database, queue_id, sink, COPY)
     with opened_sink(sink) as opened:
         if queue.binding is not None:
             check_binding(queue, binding_with(opened, json.loads(queue.binding)["exporter"]))
+        is_older = bool(delivered) and _is_older(store, opened, queue_id, shown=delivered)
         # first the mark: a process that ends in between must not leave a hole that nothing tells of
-        with _marked(store.database, queue, who) if delivered else contextlib.nullcontext():
+        with _marked(store.database, queue, who, is_older=is_older) if delivered else contextlib.nullcontext():
             fence = admit(
                 store.database,
                 lambda fence: call_sink(
@@ -168,12 +170,23 @@ def readmit(
         return losses(work, queue_id)
 
 
+def _is_older(store: StoreHandle, sink: Sink | FencedSink, queue_id: str, *, shown: int) -> bool:
+    """Ask whether a sink is back in an older state, in which it may hold records that were deleted since."""
+    named = {"queue_id": queue_id, "store_id": store.id, "shown": shown}
+    try:
+        admit(store.database, lambda fence: call_sink(sink, "admit", fence=fence, **named))
+    except SinkLostData as error:
+        return error.is_older
+    return False
+
+
 @contextlib.contextmanager
-def _marked(database: Database, queue: Queue, who: str) -> Iterator[None]:
+def _marked(database: Database, queue: Queue, who: str, *, is_older: bool) -> Iterator[None]:
     """Mark a reader's sink as incomplete, unless the block fails."""
     with database.begin() as work:
         number = database.dialect.draw(work.connection)
-        mark_incomplete(work, queue, "readmit", who=who, details={"sink": queue.sink}, number=number)
+        details = {"sink": queue.sink, "older": is_older}
+        mark_incomplete(work, queue, "readmit", who=who, details=details, number=number)
     try:
         yield
     except ExportQueueError:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from export_queue.core import errors
 from export_queue.core.errors import DrainError, ExportQueueError, text_of
 from export_queue.core.printable import printable
-from export_queue.core.queue import Range, join_ranges
+from export_queue.core.queue import Range, join_ranges, remedy
 from export_queue.core.retry import is_transient
 
 
@@ -221,11 +221,7 @@ class DrainReport(Counts):
                 f"store.first_load({self.queue!r}) makes it, store.waive_first_load({self.queue!r}) ends this warning"
             )
         if self.incomplete:
-            found.append(
-                f"{self.queue}: the sink is incomplete: {'; '.join(self.incomplete)}; a first load of the subscription "
-                "delivers everything again, and export-queue complete records your promise that nothing is missing: "
-                f"export-queue complete {self.queue}"
-            )
+            found.append(f"{self.queue}: the sink is incomplete: {'; '.join(self.incomplete)}; {remedy(self.queue)}")
         return list(map(printable, found))
 
 

@@ -44,6 +44,7 @@ from export_queue.core.queue.marks import (
     mark_incomplete,
     marks,
     note_first_load,
+    remedy,
     user_at_host,
 )
 from export_queue.core.queue.options import (
@@ -136,6 +137,7 @@ __all__ = [
     "queue_of",
     "read_again",
     "read_entries",
+    "remedy",
     "remove_entries",
     "remove_span",
     "requeue",

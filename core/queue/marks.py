@@ -77,6 +77,10 @@ def user_at_host() -> str:
 
 def _told(act: str, count: int, details: Mapping[str, Any]) -> str:
     drained = f"drains had delivered {count} entries to it that it may lack" if count else "it lacks what was drained"
+    if details.get("older"):
+        drained += (
+            ", and it may hold records that were deleted since, which no first load removes: empty it, readmit it then"
+        )
     if act == "readmit":
         return f"sink {details['sink']} was readmitted although it had lost data: {drained}"
     if act == "rebind":
@@ -101,6 +105,12 @@ def _told(act: str, count: int, details: Mapping[str, Any]) -> str:
     if details["losses"]:
         return f"{told} with {details['losses']} open losses of {count} entries"
     return told + (f": {count} entries were delivered to other readers before this one existed" if count else "")
+
+
+def remedy(queue_id: str) -> str:
+    """Say how a sink that lacks something is made complete, and declared so."""
+    again = "make a first load of the subscription" if "/" in queue_id else "add all records that it lacks to the queue"
+    return f"{again}, or promise that nothing is missing: export-queue complete {queue_id}"
 
 
 def marks(work: Reading, queue_id: str) -> list[Mark]:
@@ -143,9 +153,19 @@ def make_good(work: Work, queue: Queue, *, by: str, before: int | None = None, n
     if queue.parent is not None and namesakes:
         removed = queries.acts.open_marks(work, ("unsubscribe",), queue_id=queue.parent)
         rows += [row for row in removed if json.loads(row["selection"])["subscription"] == queue.name]
-    closed = [row for row in rows if before is None or row["id"] < before]
+    closed = rows if before is None else _made_good([row for row in rows if row["id"] < before])
     queries.acts.clear_marks(work, [row["id"] for row in closed], by=by)
     return [mark for mark in map(_mark, closed) if mark.is_loss]
+
+
+def _made_good(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Leave out marks of sinks in an older state, of which a load removes nothing, unless the sink was lost since."""
+    lost = [row["id"] for row in rows if row["act"] == "readmit" and not _is_older(row)]
+    return [row for row in rows if not _is_older(row) or row["id"] < max(lost, default=0)]
+
+
+def _is_older(row: Mapping[str, Any]) -> bool:
+    return row["act"] in KEPT and bool(json.loads(row["selection"]).get("older"))
 
 
 def note_first_load(work: Work, reader: Queue, *, load: int) -> None:
@@ -154,7 +174,7 @@ def note_first_load(work: Work, reader: Queue, *, load: int) -> None:
     :param load: number of the load's transaction.
     """
     make_good(work, reader, by="first load", before=load)
-    if any(mark.act in KEPT for mark in losses(work, reader.id)):
+    if any(mark.act in KEPT and not mark.details.get("older") for mark in losses(work, reader.id)):
         queries.readers.set_first_load(work, reader.number, "missing")
 
 

@@ -65,7 +65,7 @@ def check_owner(
             f" this drain's fence is {fence}, the sink has seen {found.fence}"
         )
     if found.fence < shown:
-        raise SinkLostData(
+        raise SinkLostData.older(
             f"sink {sink} is in an older state than it was, as after a restore: queue {queue_id!r} was drained into it"
             f" with fence {shown}, found {found.fence}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from export_queue.core.drain import drain, follow, readmit
 from export_queue.core.errors import SinkBelongsToAnother, SinkLostData
 from export_queue.core.maintenance import maintain
 from export_queue.core.segments import Candidates, compact
-from export_queue.core.sinks import ElasticsearchSink, MemorySink, SqlSink
+from export_queue.core.sinks import ElasticsearchSink, MemorySink, SinkSpec, SqlSink
 from export_queue.core.store import schema
 
 FIVE = pa.table({"key": list("abcde"), "value": ["1"] * 5})
@@ -202,6 +203,88 @@ def test_an_index_that_was_deleted_leaves_a_mark(shop, command, elasticsearch_se
         sink.close()
         for index in server.request("GET", "/marks-*")[1]:
             server.request("DELETE", f"/{index}")
+
+
+def older_copy(shop: Store, tmp_path: Path) -> tuple[str, SinkSpec]:
+    """A sink of ``stock/search`` that was put back to an older state, with a record that was deleted since."""
+    now, before = tmp_path / "copies.db", tmp_path / "before.db"
+    spec = SinkSpec("sql", {"url": f"sqlite:///{now}"}, name="copies")
+    add(shop, "a", "b", queue="stock")
+    drain(shop, "stock/search", spec)
+    shutil.copy(now, before)
+    with shop.transaction() as tx:
+        tx.queue("stock").add("a", None)
+    drain(shop, "stock/search", spec)
+    for path in tmp_path.glob("copies.db*"):
+        path.unlink()
+    shutil.copy(before, now)
+    with pytest.raises(SinkLostData, match="older state") as refused:
+        drain(shop, "stock/search", spec)
+    assert str(refused.value.hint).startswith("empty it first")
+    return f"sqlite:///{now}", spec
+
+
+def load_b(shop: Store) -> None:
+    with shop.first_load("stock/search") as load:
+        load.add("b", {"of": "b"})
+
+
+def living(url: str) -> set[str]:
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        return set(connection.execute(sa.text("SELECT id FROM stock_live")).scalars())
+
+
+def test_no_first_load_makes_a_sink_in_an_older_state_complete(shop, command, tmp_path):
+    url, spec = older_copy(shop, tmp_path)
+    readmit(shop, "stock/search", spec)
+    load_b(shop)
+    (told,) = drain(shop, "stock/search", spec).incomplete
+    assert "it may hold records that were deleted since" in told
+    assert living(url) == {"a", "b"}
+    assert texts(command, "stock/search") == [told]
+    Path(url.removeprefix("sqlite:///")).unlink()  # emptied
+    with pytest.raises(SinkLostData):
+        drain(shop, "stock/search", spec)
+    readmit(shop, "stock/search", spec)
+    load_b(shop)
+    assert drain(shop, "stock/search", spec).incomplete == ()
+    assert living(url) == {"b"}
+
+
+def test_a_sink_in_an_older_state_that_is_emptied_first_is_complete_after_a_first_load(shop, tmp_path):
+    url, spec = older_copy(shop, tmp_path)
+    Path(url.removeprefix("sqlite:///")).unlink()
+    readmit(shop, "stock/search", spec)
+    load_b(shop)
+    assert drain(shop, "stock/search", spec).incomplete == ()
+    assert living(url) == {"b"}
+
+
+def test_a_sink_that_a_reader_comes_back_to_is_in_an_older_state(shop):
+    old, new = MemorySink(), MemorySink()
+    add(shop, "a", "b", queue="stock")
+    drain(shop, "stock/search", old, sink_name="old")
+    shop.rebind("stock/search", "new", complete=True)
+    with shop.transaction() as tx:
+        tx.queue("stock").add("a", None)
+    drain(shop, "stock/search", new, sink_name="new")
+    shop.rebind("stock/search", "old")
+    load_b(shop)
+    (told,) = drain(shop, "stock/search", old, sink_name="old").incomplete
+    assert "it may hold records that were deleted since" in told
+    assert ("stock", b"a") in old.records()
+
+
+def test_the_remedy_of_an_incomplete_sink_is_one_that_its_reader_has(shop):
+    for queue, expected in (("orders", "add all records that it lacks"), ("stock/search", "make a first load")):
+        sink = MemorySink()
+        add(shop, "a", queue=queue.partition("/")[0])
+        drain(shop, queue, sink, sink_name="cache")
+        sink.clear()
+        readmit(shop, queue, sink)
+        (warning,) = drain(shop, queue, sink, sink_name="cache").warnings()[-1:]
+        assert expected in warning
 
 
 def test_a_follower_says_that_its_sink_is_incomplete(shop):

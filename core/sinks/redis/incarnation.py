@@ -61,7 +61,7 @@ class Incarnations:
                 f" {expected.decode()} in {key.decode()}, found {(found or b'none').decode()}"
             )
         if shown < fence:
-            raise SinkLostData(
+            raise SinkLostData.older(
                 f"Redis at {server} is in an older state than it was, as after a restart without its last writes:"
                 f" expected the fence {fence} in {key.decode()}, found {shown or 'none'}"
             )
