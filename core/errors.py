@@ -141,6 +141,9 @@ class SinkBindingError(ConfigurationError):
 class SinkConfigurationError(ConfigurationError):
     """The sink cannot be used as it is described."""
 
+    is_unwritten = False
+    """Whether it was raised before anything of the batch was written."""
+
 
 class SecretNotFound(ConfigurationError):
     """A reference to a secret leads nowhere."""

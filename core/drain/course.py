@@ -198,7 +198,10 @@ class Course:
 
     @contextlib.contextmanager
     def shown_again(self, engine: Engine) -> Iterator[None]:
-        """Show the sink a fence behind a block that brings entries; behind one that fails, if it has brought some."""
+        """Show the sink a fence behind a block that brings entries; behind one that fails, if it has brought some.
+
+        Where it has sent nothing, as after an error of the exporter, the queue is left as free as it was.
+        """
         try:
             yield
         except SinkError:
@@ -206,7 +209,7 @@ class Course:
         except Exception as error:
             if isinstance(error, LeaseLost):
                 self.refuse_removed(error)
-            if self._has_brought:
+            if self._has_brought or not engine.has_sent:
                 with contextlib.suppress(Exception):  # the trouble itself matters more
                     self._show_again(engine)
             raise

@@ -27,6 +27,10 @@ class Engine(Protocol):
     def is_tallied(self) -> bool:
         """Tell whether what has left the queue is counted by tallies in the store, since reports may be lost."""
 
+    @property
+    def has_sent(self) -> bool:
+        """Tell whether a batch may have reached the sink."""
+
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
         """Check sink and exporter once, before anything is claimed."""
 

@@ -109,6 +109,8 @@ class LocalEngine:
     request: DrainRequest
     on_progress: OnProgress | None = None
     deadline: Deadline = field(default_factory=Deadline)
+    has_sent: bool = False
+    """Whether a batch may have reached the sink."""
     _progress: Progress = field(default_factory=Progress)
 
     @property
@@ -142,6 +144,9 @@ class LocalEngine:
             keeper.check()
             self.deadline.check()
 
+        def note_sent() -> None:
+            self.has_sent = True
+
         return drain_ranges(
             self.database,
             queue,
@@ -151,6 +156,7 @@ class LocalEngine:
             self.exporter,
             self.request,
             check=check,
+            on_sent=note_sent,
             on_chunk=self._tell,
             on_done=keeper.give_back,
         )

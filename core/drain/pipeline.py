@@ -62,6 +62,7 @@ def drain_ranges(
     request: DrainRequest,
     *,
     check: Callable[[], None],
+    on_sent: Callable[[], None] | None = None,
     on_chunk: OnChunk | None = None,
     on_done: OnDone | None = None,
     tally: Tally | None = None,
@@ -76,6 +77,7 @@ def drain_ranges(
     :param exporter: makes operations of entries, open.
     :param request: parameters of the drain.
     :param check: called before each batch; raises LeaseLost if a lease is known to be lost.
+    :param on_sent: called after each batch that may have reached the sink.
     :param on_chunk: called with the counts of each chunk that has left the queue.
     :param on_done: called with the leases of parts that are done, in the store's thread, as soon as they are.
     :param tally: counts in the store what has left the queue; by default nothing does.
@@ -83,7 +85,7 @@ def drain_ranges(
         parts that were not done because of it; it is never raised here, so that no counts are lost (I13).
     """
     writer = ChunkWriter(queue, exporter, request)
-    senders = [Sender(sink_of_unit(sink, queue, part.lease), request.retry, check) for part in parts]
+    senders = [Sender(sink_of_unit(sink, queue, part.lease), request.retry, check, on_sent) for part in parts]
     whole_keys = sink.capabilities.fenced
     return _Pipeline(
         database, queue, parts, snapshot, request, writer, senders, whole_keys, on_chunk, on_done, tally

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from export_queue.core.drain.exporters import Failure
 from export_queue.core.drain.transient import call_again
-from export_queue.core.errors import DrainError, ExportQueueError, text_of
+from export_queue.core.errors import DrainError, ExportQueueError, SinkConfigurationError, text_of
 from export_queue.core.interruptions import raised_by_handler
 from export_queue.core.retry import Retry, is_transient
 from export_queue.core.sinks import ApplyResult, Operations, Sink, call_sink, isolate
@@ -30,11 +30,13 @@ class Sender:
     :param sink: where operations go.
     :param retry: how transient errors are met.
     :param check: called before each batch; raises LeaseLost if nothing may be sent any more.
+    :param on_sent: called after each batch that may have reached the sink.
     """
 
     sink: Sink
     retry: Retry
     check: Callable[[], None]
+    on_sent: Callable[[], None] | None = None
 
     def send(self, operations: Operations, *, on_rejected: Callable[[int, Failure], None]) -> Sent:
         """Send operations, in slices as large as the sink wants them.
@@ -91,9 +93,15 @@ class Sender:
             reject(i, failure)
 
     def _apply(self, part: Operations) -> ApplyResult:
-        result: ApplyResult = call_again(
-            self.retry, lambda: call_sink(self.sink, "apply", part), whom="the sink", check=self.check
-        )
+        try:
+            result: ApplyResult = call_again(
+                self.retry, lambda: call_sink(self.sink, "apply", part), whom="the sink", check=self.check
+            )
+        except BaseException as error:
+            if not (isinstance(error, SinkConfigurationError) and error.is_unwritten):
+                self._sent()
+            raise
+        self._sent()
         answered = result.written + result.stale + len(result.rejected)
         if answered != len(part):
             raise DrainError(
@@ -101,3 +109,7 @@ class Sender:
                 hint="apply() must count each operation once: written, stale or rejected",
             )
         return result
+
+    def _sent(self) -> None:
+        if self.on_sent is not None:
+            self.on_sent()

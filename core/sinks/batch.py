@@ -188,10 +188,12 @@ def refuse_collections(
     """
     if refusals:
         if queue_id is not None and (own := first_collection(queue_id)) in refusals:
-            raise SinkConfigurationError(
+            error = SinkConfigurationError(
                 f"queue {queue_id!r}, whose id names the collection: {refusals[own]}",
                 hint="give the sink another template (table=, index=), or an exporter that names the collection",
             )
+            error.is_unwritten = True
+            raise error
         for i, name in enumerate(operations.collections):
             if name in refusals:
                 reasons.setdefault(i, refusals[name])

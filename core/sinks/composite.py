@@ -82,7 +82,11 @@ class CompositeSink:
         taken: Sequence[int] = range(len(operations))
         for name, sink in self._parts:
             part = operations if len(taken) == len(operations) else operations.take(taken)
-            result: ApplyResult = call_sink(sink, "apply", part)
+            try:
+                result: ApplyResult = call_sink(sink, "apply", part)
+            except SinkConfigurationError as error:
+                error.is_unwritten &= written == 0
+                raise
             written = max(written, result.written)
             if result.rejected:
                 rejected |= {taken[one.position]: f"{name}: {one.reason}" for one in result.rejected}

@@ -84,6 +84,11 @@ class SparkEngine:
             return binding_with(sink, str(self.request.exporter or COPY))
 
     @property
+    def has_sent(self) -> bool:
+        """Executors do not tell."""
+        return True
+
+    @property
     def is_tallied(self) -> bool:
         """Reports are lost with executors, and with a job that fails."""
         return True

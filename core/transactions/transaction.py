@@ -546,7 +546,7 @@ class OpenTransaction:
         name = "the transaction" if self._id is None else f"transaction {self._id}"
         timeout = TransactionTimeout(
             f"{name} took {taken:.1f} s from its first read, and may take {allowed:g} s (its time-out); "
-            + (f"the store held it up for {held_up:.1f} s" if held_up else "the store did not hold it up")
+            + (f"the store held it up for {held_up:.2f} s" if held_up else "the store did not hold it up")
         )
         timeout.transient = taken - held_up <= allowed
         return timeout

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, Asset, AssetWatcher
 from airflow.sdk.exceptions import AirflowSensorTimeout
+from tests.support.store_urls import whole_url
 from tests.support.triggers import Looks, Watch, pollers, run, store_held
 
 from export_queue import ExportQueueNotificationTrigger, ExportQueueTrigger, Store, polling
@@ -57,7 +58,7 @@ def work_off(store: Store) -> list[bytes]:
     def observer(tx: Any, row: bytes, column: bytes) -> None:
         calls.append(row)
 
-    with Store.open(str(store.database.engine.url.render_as_string(hide_password=False))) as other:
+    with Store.open(whole_url(store).render_as_string(hide_password=False)) as other:
         other.observe("meta", "updates", observer)
         assert other.process_notifications().done == len(calls)
     return sorted(calls)
@@ -289,7 +290,7 @@ def test_a_row_whose_observer_failed_is_announced_when_it_is_due_again(watched: 
         with store_held(looks):
             watched.observe("meta", "updates", fail)
             assert watched.process_notifications().failed == 1
-            wait_for_ever(watched)
+            wait_for_half_an_hour(watched)
             write(watched, "ben")
         await looks.another(2)
         assert updates.events == [listed("anna"), listed("ben")]
@@ -304,9 +305,9 @@ def test_a_row_whose_observer_failed_is_announced_when_it_is_due_again(watched: 
     run(watch())
 
 
-def wait_for_ever(store: Store) -> None:
+def wait_for_half_an_hour(store: Store) -> None:
     with store.database.begin() as work:
-        work.connection.execute(schema.observer_failure.update().values(next_ms=1 << 60))
+        work.connection.execute(schema.observer_failure.update().values(next_ms=work.now() + 1_800_000))
 
 
 def test_triggers_of_columns_and_queues_share_a_poller(watched: Store, looks: Looks) -> None:
@@ -368,7 +369,7 @@ def test_observers_that_only_its_events_wake_work_everything_off(watched: Store)
             add_one(rows[(i * 5 + part) % len(rows)])
 
     async def watch() -> None:
-        url = watched.database.engine.url.render_as_string(hide_password=False)
+        url = whole_url(watched).render_as_string(hide_password=False)
         with Store.open(url) as one, Store.open(url) as two:
             for observing in (one, two):
                 observing.observe("meta", "updates", count)

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from psycopg import rows
 from psycopg.adapt import Dumper, Loader
+from tests.support.store_urls import whole_url
 
 from export_queue.core.client import Store
 from export_queue.core.errors import ConfigurationError, InvalidArgument
@@ -70,7 +71,7 @@ def ready(store: Store) -> Store:
 
 @pytest.fixture
 def url(ready: Store) -> str:
-    return ready.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    return whole_url(ready).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_a_connection_whose_encoding_loses_texts_is_refused(ready: Store, url: s
 @on_postgresql
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_stricter_isolation_level_is_refused_with_advice(ready: Store, level: str) -> None:
-    engine = sa.create_engine(ready.database.engine.url, isolation_level=level)
+    engine = sa.create_engine(whole_url(ready), isolation_level=level)
     with engine.connect() as connection, pytest.raises(ConfigurationError, match="READ COMMITTED"):
         fill(ready, connection, "refused")
     engine.dispose()
@@ -172,7 +173,7 @@ def test_options_of_sqlalchemy_are_those_of_its_own_statements(
 ) -> None:
     if store_kind == "sqlite" and "isolation_level" in options:
         options = {"isolation_level": "SERIALIZABLE"}
-    engine = sa.create_engine(ready.database.engine.url)
+    engine = sa.create_engine(whole_url(ready))
     with engine.connect().execution_options(**options) as connection:
         fill(ready, connection, "kept")
         connection.commit()

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, scoped_session
 from tests.conftest import VARIANT
 from tests.integration.test_transactions import wait_past
 from tests.support.contexts import opened_by
+from tests.support.store_urls import whole_url
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
@@ -44,7 +45,7 @@ on_postgresql = pytest.mark.parametrize("store_url", ON_POSTGRESQL, indirect=Tru
 @pytest.fixture(params=["sqlalchemy", "driver"])
 def connect(request: pytest.FixtureRequest, store: Store) -> Iterator[Connect]:
     """Makes connections of the user's, SQLAlchemy's or the driver's own."""
-    url = store.database.engine.url
+    url = whole_url(store)
     opened: list[Any] = []
     store.configure_queue("q")
     store.configure_table("t")
@@ -240,7 +241,7 @@ def test_a_block_that_adds_a_key_waits_for_another_one_that_has_added_it(
 
 def test_a_session_of_the_orm_is_a_connection(store: Store, store_url: str) -> None:
     store.configure_queue("q")
-    engine = sa.create_engine(store.database.engine.url)
+    engine = sa.create_engine(whole_url(store))
     with Session(engine) as session:
         with store.transaction(connection=session) as tx:
             tx.queue("q").add("a", 1)
@@ -380,7 +381,7 @@ def test_a_connection_that_cannot_carry_it_is_refused(store: Store, store_url: s
     for wrong in ("text", object(), 7):
         with pytest.raises(InvalidArgument, match="expected a connection"), store.transaction(connection=wrong):
             raise AssertionError("the block is not entered")
-    autocommit = sa.create_engine(store.database.engine.url, isolation_level="AUTOCOMMIT")
+    autocommit = sa.create_engine(whole_url(store), isolation_level="AUTOCOMMIT")
     with (
         autocommit.connect() as connection,
         pytest.raises(InvalidArgument, match="autocommit"),

@@ -187,10 +187,11 @@ def test_an_exporter_that_does_not_run_removes_nothing_and_sets_nothing_aside(or
 
 def test_exporters_that_yield_are_read_row_by_row(orders: Store) -> None:
     sink = MemorySink()
-    for exporter in (generator, lambda entry: generator()):
+    for queue, exporter in {"first": generator, "second": lambda entry: generator()}.items():
+        orders.configure_queue(queue)
         with orders.transaction() as tx:
-            tx.queue("orders").add("berta", {"n": 2})
-        report = drain(orders, "orders", sink, exporter=exporter)
+            tx.queue(queue).add("berta", {"n": 2})
+        report = drain(orders, queue, sink, exporter=exporter)
         assert report.acknowledged
         assert not report.dead
 

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.store_urls import whole_url
 from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
@@ -141,7 +142,7 @@ def test_a_session_ended_in_the_middle_of_a_commit_is_decided_truthfully(blocked
     receiver, sender = fork.Pipe(duplex=False)
 
     def work() -> None:
-        with Store.open(store.database.engine.url.render_as_string(hide_password=False)) as mine:
+        with Store.open(whole_url(store).render_as_string(hide_password=False)) as mine:
             try:
                 with mine.transaction() as tx:
                     write_all(tx)
@@ -173,7 +174,7 @@ def test_a_client_killed_in_the_middle_of_a_commit_has_committed_as_a_whole_or_n
 
     def work() -> None:
         with (
-            Store.open(store.database.engine.url.render_as_string(hide_password=False)) as mine,
+            Store.open(whole_url(store).render_as_string(hide_password=False)) as mine,
             mine.transaction() as tx,
         ):
             write_all(tx)

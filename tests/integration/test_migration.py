@@ -11,6 +11,7 @@ from dataclasses import replace
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support.store_urls import whole_url
 
 from export_queue.core.client import Store
 from export_queue.core.drain import drain
@@ -127,7 +128,7 @@ def test_a_migration_waits_for_whoever_uses_a_table(
     store: Store, open_store: Callable[[], Store], next_release: Callable[..., None]
 ) -> None:
     next_release(EXPAND)
-    user = psycopg.connect(store.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False))
+    user = psycopg.connect(whole_url(store).set(drivername="postgresql").render_as_string(hide_password=False))
     user.execute("select * from export_queue.xq_queue")
     waits = []
 

@@ -572,11 +572,11 @@ def test_a_commit_that_fails_behind_its_answer_has_not_taken_effect(postgres_url
         assert store.outcome(requests[1]).status == "committed"
 
 
-def test_texts_reach_the_store_whatever_the_clients_encoding_is(postgres_url: str) -> None:
-    with (
-        Store.open(postgres_url) as store,
-        Store.open(f"{postgres_url}?options=-c%20client_encoding%3Dlatin1") as western,
-    ):
+def test_texts_reach_the_store_whatever_the_clients_encoding_is(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    with Store.open(postgres_url) as store, Store.open(postgres_url) as western:
         store.create()
         assert western.run(lambda tx: "naïve €", idempotency_key="café €") == "naïve €"
         assert store.idempotency("café €").result == "naïve €"

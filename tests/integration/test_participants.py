@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from tests.integration.test_transactions import read, wait_past, write
 from tests.support.contexts import opened_by
+from tests.support.store_urls import whole_url
 
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import (
@@ -286,7 +287,7 @@ def test_a_transaction_that_only_has_participants_commits(store: Store) -> None:
 
 def test_a_bound_transaction_takes_no_participants(store: Store) -> None:
     with (
-        sa.create_engine(store.database.engine.url).begin() as connection,
+        sa.create_engine(whole_url(store)).begin() as connection,
         pytest.raises(InvalidArgument, match="bound"),
         store.transaction(connection=connection) as tx,
     ):

@@ -54,7 +54,7 @@ def fail(tx: object, row: bytes, column: bytes) -> None:
     raise ValueError("no")
 
 
-NEVER = 1 << 60
+HALF_AN_HOUR_MS = 1_800_000
 
 
 class Dates:
@@ -340,7 +340,7 @@ def test_a_row_whose_observer_failed_waits_and_is_news_when_it_is_due_again(watc
     write(watched, "anna")
     announced = seen(watched)
     assert watched.process_notifications().failed == 1
-    set_waits(watched, NEVER)
+    set_waits(watched, now(watched) + HALF_AN_HOUR_MS)
     assert not seen(watched, announced).waiting
     write(watched, "ben")
     assert seen(watched, announced).waiting.rows == (b"ben",)
@@ -358,7 +358,7 @@ def test_a_write_to_a_row_that_backs_off_is_no_news_until_the_row_is_due(watched
     watched.observe("t", "n", fail)
     write(watched, "anna")
     assert watched.process_notifications().failed == 1
-    set_waits(watched, NEVER)
+    set_waits(watched, now(watched) + HALF_AN_HOUR_MS)
     write(watched, "ben")
     announced = seen(watched)
     write(watched, "anna")

@@ -550,7 +550,15 @@ class World:
             maintain(self.store.database)
             for reader in self.readers:
                 on_error: Literal["fail", "dead_letter"] = "fail" if self.fenced else "dead_letter"
-                drain(self.store, reader.id, reader.sink, sink_name="sink", lock_timeout=0.0, on_error=on_error)
+                drain(
+                    self.store,
+                    reader.id,
+                    reader.sink,
+                    sink_name="sink",
+                    exporter=_exporter(()),
+                    lock_timeout=0.0,
+                    on_error=on_error,
+                )
         for reader in self.readers:
             newest: dict[bytes, tuple[int, bytes | None]] = {}
             for (key, seq), value in self.committed.items():

@@ -88,7 +88,10 @@ def missing_loads(work: Reading) -> dict[str, int]:
 
 
 def count_losses(work: Reading, losses: Collection[str]) -> dict[str, int]:
-    """Count, for each reader, the acts after which its sink lacks something and that nothing has made good."""
+    """Count, for each reader, the acts after which its sink lacks something and that nothing has made good.
+
+    The removal of a subscription leaves such an act to its queue.
+    """
     is_open = sa.and_(
         a.c.queue == queue.c.id,
         a.c.act.in_(losses),
@@ -97,7 +100,8 @@ def count_losses(work: Reading, losses: Collection[str]) -> dict[str, int]:
     statement = (
         sa.select(queue.c.id, sa.func.count(a.c.id))
         .select_from(queue.outerjoin(a, is_open))
-        .group_by(queue.c.id)
+        .group_by(queue.c.id, queue.c.fans_out)
+        .having(sa.or_(queue.c.fans_out.is_(False), sa.func.count(a.c.id) > 0))
         .order_by(queue.c.id)
     )
     return {name: int(count) for name, count in work.connection.execute(statement)}
