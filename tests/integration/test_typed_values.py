@@ -270,6 +270,7 @@ def test_entries_come_to_exporters_as_they_were_added(store: Store, codec: str, 
     assert sink.records() == {("q", stored): b"5"}
     with store.transaction() as tx:
         tx.queue("q").add(key, 6)
+    store.rebind("q", "s")
     assert drain(store, "q", sink, sink_name="s", exporter=copy).acknowledged == 1
     assert json.loads(sink.records()["c", repr(key).encode()]) == [repr(key), "6"]
 
