@@ -29,10 +29,12 @@ from benchmarks.measuring import (
     speed,
 )
 from benchmarks.processor import ProcessorClock, no_server, of_server
-from export_queue import Operations, RedisSink, Sink, SqlSink, Store, drain, readmit
+from export_queue import Operations, RedisSink, Sink, SqlSink, Store, drain
 from export_queue.core.drain import DrainRequest
 from export_queue.core.queue import Entries, Position, Queue, read_entries, remove_span
 from export_queue.core.transactions import take_snapshot
+
+_NUMBERS = itertools.count()
 
 DOCUMENT = b"x" * 100
 COPY = "COPY of the same rows in the same order, whose bytes are dropped"
@@ -268,9 +270,10 @@ class Bench:
     def drain_all(self, watch: Watch, queue_id: str, entries: int) -> Watch:
         """Drain; returns what the vacuum behind it took."""
         sink = self.target.fresh()
-        readmit(self.store, queue_id, sink)  # each is empty, and has the name of the one before
+        name = f"bench{next(_NUMBERS)}"
+        self.store.rebind(queue_id, name, complete=True)  # each is another one, and empty
         with watch.running():
-            report = drain(self.store, queue_id, sink, sink_name="bench")
+            report = drain(self.store, queue_id, sink, sink_name=name)
         vacuum = watch.another()
         with vacuum.running():  # the next contestant has the server for itself
             self.store.database.tidy_beside()  # a drain of few entries has not begun one

@@ -9,6 +9,7 @@ not. Four files hold the entries, as four tasks of a load leave them. The store 
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import tempfile
@@ -25,10 +26,12 @@ from benchmarks import elasticsearch as elasticsearch_bench
 from benchmarks import redis as redis_bench
 from benchmarks.measuring import Figure, Watch, alternate, median_ratio, processor_of_each, rate, speed
 from benchmarks.processor import ProcessorClock, of_server
-from export_queue import ElasticsearchSink, RedisSink, Sink, SqlSink, Store, drain, readmit
+from export_queue import ElasticsearchSink, RedisSink, Sink, SqlSink, Store, drain
 from export_queue.core.queue import Range
 from export_queue.core.segments import waiting_segments
 from export_queue.core.transactions import take_snapshot
+
+_NUMBERS = itertools.count()
 
 GOAL = 0.8
 FILES = 4
@@ -218,9 +221,10 @@ class Bench:
     def drain(self, watch: Watch) -> None:
         self.fill()
         sink = self.target.fresh()
-        readmit(self.store, self.queue.id, sink)  # each is empty, and has the name of the one before
+        name = f"bench{next(_NUMBERS)}"
+        self.store.rebind(self.queue.id, name, complete=True)  # each is another one, and empty
         with watch.running():
-            report = drain(self.store, self.queue.id, sink, sink_name="bench")
+            report = drain(self.store, self.queue.id, sink, sink_name=name)
         sink.close()
         assert report.acknowledged == self.many
         self.files = []

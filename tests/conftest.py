@@ -91,6 +91,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(MARKED_FIXTURES[fixture])
         for fixture in fixtures & FULL_FIXTURES.keys():
             item.add_marker(pytest.mark.full(FULL_FIXTURES[fixture]))
+        one_store = item.get_closest_marker("one_store")
+        if one_store is not None and kind_of_store(item) != "sqlite":
+            item.add_marker(pytest.mark.full(*one_store.args))
+
+
+def kind_of_store(item: pytest.Item) -> str:
+    """Return the way of using a store that a test runs on; SQLite's for tests of none, or of one of their own."""
+    call = getattr(item, "callspec", None)
+    return str((call.params if call else {}).get("store_url", "sqlite"))
 
 
 @pytest.hookimpl(wrapper=True)

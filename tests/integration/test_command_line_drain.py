@@ -26,6 +26,8 @@ from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfig
 from export_queue.core.locks import Owner, claim
 from export_queue.core.queue import Range
 
+pytestmark = pytest.mark.one_store("what a drain prints is the same on each store")
+
 PROGRAM = [sys.executable, "-c", "from export_queue.core.cli import main; main()"]
 
 

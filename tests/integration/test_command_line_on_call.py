@@ -20,6 +20,8 @@ from export_queue.core.locks import Owner, claim
 from export_queue.core.queue import DeadLetterFilter
 from export_queue.core.sinks import MemorySink
 
+pytestmark = pytest.mark.one_store("what commands print is the same on each store")
+
 ENTRIES = 340
 REASON = "the mapping takes text in the field city, and found a number " * 4
 

@@ -19,6 +19,8 @@ from export_queue.core.queue import bucket
 from export_queue.core.sinks import MemorySink
 from export_queue.core.transactions import OpenTransaction
 
+pytestmark = pytest.mark.one_store("what commands print is the same on each store")
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest) -> str:

@@ -50,6 +50,8 @@ from export_queue.core.sinks import (
 from export_queue.core.testing import FencedConformance
 from export_queue.core.testing.conformance.histories import Record
 
+pytestmark = pytest.mark.one_store("it is the sinks that compare fences")
+
 IMPATIENT = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
 
 

@@ -23,6 +23,8 @@ from export_queue.core.drain import drain, readmit
 from export_queue.core.errors import SinkBelongsToAnother, SinkConfigurationError, SinkLostData
 from export_queue.core.sinks import CompositeSink, MemorySink, RedisSink, SinkSpec, SqlSink
 
+pytestmark = pytest.mark.one_store("it is the sinks that lose something")
+
 
 @pytest.fixture
 def orders(sqlite_url: str) -> Iterator[Store]:

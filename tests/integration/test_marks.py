@@ -26,6 +26,8 @@ from export_queue.core.segments import Candidates, compact
 from export_queue.core.sinks import ElasticsearchSink, MemorySink, SinkSpec, SqlSink
 from export_queue.core.store import schema
 
+pytestmark = pytest.mark.one_store("what commands and reports say of a loss is the same on each store")
+
 FIVE = pa.table({"key": list("abcde"), "value": ["1"] * 5})
 
 

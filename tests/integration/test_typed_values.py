@@ -24,6 +24,8 @@ from export_queue.core.spark.tasks import TaskSetup
 from export_queue.core.store import StoreSpec, schema
 from export_queue.core.transactions import Level, take_snapshot
 
+pytestmark = pytest.mark.one_store("codecs are called in the same way on each store")
+
 
 def _join(pair: tuple[str, str]) -> bytes:
     return "/".join(pair).encode()

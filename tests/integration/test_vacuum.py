@@ -23,6 +23,8 @@ from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries, schema
 from export_queue.core.transactions import take_snapshot
 
+pytestmark = pytest.mark.one_store("which files go is decided in the same way on each store")
+
 HOUR = 3600
 FEW = Candidates(least=2)
 EVERYTHING = Range(0, 20)
