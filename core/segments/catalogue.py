@@ -40,13 +40,15 @@ def begin_load(database: Database, transaction: int | OpenTransaction, base: str
     return place
 
 
-def delete_aborted(database: Database, transaction: int) -> None:
+def delete_aborted(database: Database, transaction: int, seconds: float | None = None) -> None:
     """Delete at once the files of a transaction that has been aborted: a full disk has room again.
 
     Nobody has ever read them. Clean-up deletes what cannot be deleted now, and what tasks still write.
+
+    :param seconds: how long an answer of the store is waited for; an hour.
     """
     with contextlib.suppress(ExportQueueError):
-        with database.read() as work:
+        with database.read(seconds=seconds) as work:
             folder = queries.vacuum.folder_of_aborted(work, transaction)
         if folder is not None:
             delete_files(list_files(folder))

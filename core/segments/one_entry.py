@@ -38,21 +38,22 @@ _ROWS = -1
 _ALL = ("bucket", "key", "seq", "value")
 
 
-def leave_one_entry(database: Database, transaction: int, known: KnownKeys = ()) -> None:
+def leave_one_entry(database: Database, transaction: int, known: KnownKeys = (), seconds: float | None = None) -> None:
     """Remove all entries of a long transaction but the latest of each key; calling it again is harmless.
 
     :param known: the keys that this process has staged in files; where they cover all files, none is read back.
+    :param seconds: how long each answer of the store is waited for; an hour.
     :raises InvalidArgument: keys must be compared, and pyarrow is not installed.
     :raises SegmentLost: a file is missing or damaged.
     :raises SegmentRefused: this process may not read the files.
     :raises SegmentUnavailable: a filesystem does not answer.
     :raises StagedMeanwhile: other processes are staging.
     """
-    with database.read() as work:
+    with database.read(seconds=seconds) as work:
         if not queries.staged_twice.may_repeat(work, transaction):
             return
     load_pyarrow()
-    _TRIES.call(lambda: _compare(database, transaction, known))
+    _TRIES.call(lambda: _compare(database, transaction, known, seconds))
 
 
 BEFORE_COMMIT.append(leave_one_entry)
@@ -88,8 +89,8 @@ def _are_unique(segments: Sequence[Segment], known: KnownKeys) -> bool:
     return all(len(pc.unique(hashes[start:end])) == end - start for start, end in pairwise([0, *ends]))
 
 
-def _compare(database: Database, transaction: int, known: KnownKeys) -> None:
-    with database.begin() as work:
+def _compare(database: Database, transaction: int, known: KnownKeys, seconds: float | None) -> None:
+    with database.begin(seconds=seconds) as work:
         stagings = queries.staged_twice.hold_stagings(work, transaction)
         if stagings is None:
             return  # the commit says so
@@ -102,13 +103,14 @@ def _compare(database: Database, transaction: int, known: KnownKeys) -> None:
     for number, found in by_queue.items():
         if number not in rows and _are_unique(found, known):
             continue
-        with database.read() as work:
+        with database.read(seconds=seconds) as work:
             queue_id = queries.staged_twice.queue_id(work, number)
             queue = None if queue_id is None else queue_of(work, queue_id, transaction)
         # The commit refuses files of a queue that was removed, and of a layout that was closed.
         if queue is not None and queue.layout == found[0].layout:
-            _Comparison(database, transaction, queue, parent_of(parent_of(folder)), rows.get(number, 0)).run(found)
-    with database.begin() as work:
+            base = parent_of(parent_of(folder))
+            _Comparison(database, transaction, queue, base, rows.get(number, 0), seconds).run(found)
+    with database.begin(seconds=seconds) as work:
         queries.staged_twice.note_checked(work, transaction, stagings)
 
 
@@ -126,6 +128,8 @@ class _Comparison:
     queue: Queue
     base: str
     rows: int
+    seconds: float | None = None
+    """How long each answer of the store is waited for."""
     _losers: dict[int, list[pa.Array]] = field(default_factory=dict)
     """By the number of a segment, its keys that do not count."""
     _lost_rows: list[queries.staged_twice.Row] = field(default_factory=list)
@@ -171,7 +175,7 @@ class _Comparison:
         rows: list[queries.staged_twice.Row] = []
         if self.rows:
             bounds = {"first": first, "end": end, "buckets": self.queue.buckets}
-            with self.database.read() as work:
+            with self.database.read(seconds=self.seconds) as work:
                 rows = queries.staged_twice.rows(work, self.transaction, self.queue.number, **bounds)
             columns = {
                 "key": pa.array([row[2] for row in rows], pa.binary()),
@@ -231,7 +235,7 @@ class _Comparison:
                 for part in report.slices
             ]
         if losing or self._lost_rows:
-            with self.database.begin() as work:
+            with self.database.begin(seconds=self.seconds) as work:
                 store_id = identity_of(self.database).store_id
                 self.database.dialect.hold_long(work.connection, self.transaction, (), store_id=store_id)
                 emptied = {one.number: one.entries for one in losing}

@@ -289,9 +289,12 @@ class Database:
         return connection.invalidated or self.dialect.is_idle(connection.connection.driver_connection)
 
     @contextlib.contextmanager
-    def begin(self) -> Iterator[Work]:
-        """Open a SQL transaction for writing: committed at the end of the block, rolled back on any error."""
-        with self.connect() as connection, self.dialect.transaction(connection):
+    def begin(self, *, seconds: float | None = None) -> Iterator[Work]:
+        """Open a SQL transaction for writing: committed at the end of the block, rolled back on any error.
+
+        :param seconds: how long each answer is waited for; an hour.
+        """
+        with self.connect(seconds=seconds) as connection, self.dialect.transaction(connection):
             yield Work(connection, self)
 
     @contextlib.contextmanager

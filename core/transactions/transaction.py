@@ -71,10 +71,11 @@ OpenKind = Literal["read", "short", "long", "bound"]
 
 KnownKeys = Sequence[tuple[frozenset[str], Any]]
 """Files, and an array of the hashes of the keys in them."""
-BEFORE_COMMIT: list[Callable[[Database, int, KnownKeys], None]] = []
+BEFORE_COMMIT: list[Callable[[Database, int, KnownKeys, float], None]] = []
 """Steps of other rooms before the commit of a long transaction; each may be repeated.
 
-Each gets the store, the id of the transaction, and the keys that this process has staged in files.
+Each gets the store, the id of the transaction, the keys that this process has staged in files, and for how many seconds
+an answer is waited for.
 """
 
 
@@ -135,7 +136,7 @@ class OpenTransaction:
         """Files that this process has staged, and hashes of the keys in them."""
         self._is_resumed = False
         self._process = os.getpid()
-        self.after_abort: Callable[[], None] | None = None
+        self.after_abort: Callable[[float], None] | None = None
         """Delete what was written outside of the store; called after the abort."""
         if idempotency_key is not None:
             check_idempotency_key(idempotency_key)
@@ -559,7 +560,7 @@ class OpenTransaction:
     def _take_steps(self) -> None:
         assert self._id is not None
         for step in BEFORE_COMMIT:
-            step(self.database, self._id, self.known_keys)
+            step(self.database, self._id, self.known_keys, self._seconds)
 
     def _has_nothing_to_commit(self) -> bool:
         only_read = self.kind in ("read", "short") or self._id is None
@@ -711,7 +712,7 @@ class OpenTransaction:
                 reason.add_note(f"besides, transaction {self._value.id} could not be {what}: {error}")
         else:
             if self.after_abort is not None:
-                self.after_abort()
+                self.after_abort(self._seconds)
         finally:
             self._end(State.ABORTED)
         self._participants.raise_interruption()

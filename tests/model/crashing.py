@@ -21,6 +21,7 @@ from tests.support.patience import AT_ONCE
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.maintenance import maintain
 from export_queue.core.store.queries import cleanup
+from export_queue.core.store.registration import STAYED_MS
 from export_queue.core.transactions import OpenTransaction, Snapshot
 
 Effect = Callable[[Model, Seen], object]
@@ -144,6 +145,10 @@ class CrashingMachine(RuleBasedStateMachine):
             self.world.move(latest + 1 - self.world.now())
         else:
             self.world.pass_deadline(self.model, self.watch)
+        self.clean_up(store)
+        self.check()
+        if self.world.has_clock:
+            self.world.move(STAYED_MS)  # what has a time-out of hours must be late at two looks
         for again in range(2):
             before = self.everything()
             self.clean_up(store)

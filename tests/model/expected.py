@@ -20,6 +20,7 @@ from export_queue.core.errors import (
     SnapshotTooOld,
     TransactionTimeout,
 )
+from export_queue.core.store.registration import SLOW_MS, STAYED_MS
 from export_queue.core.transactions import Level
 
 Cell = tuple[str, bytes, bytes]
@@ -107,6 +108,10 @@ class Registered:
     low: int
     deadline_ms: int
     is_long: bool
+    is_slow: bool = False
+    """Whether it has a time-out of hours: it is ended only if it was found late some minutes earlier, too."""
+    late_ms: int | None = None
+    """When it was first found late, if it is slow."""
 
 
 @dataclass
@@ -228,7 +233,8 @@ class Model:
     def register(self, pointer: int, owner: int, tx: Tx) -> None:
         """Add a write pointer in progress, for as long as the first one."""
         deadline_ms = tx.deadline_ms if pointer == owner else self.active[owner].deadline_ms
-        self.active[pointer] = Registered(owner, tx.low, deadline_ms, tx.kind == "long")
+        is_long = tx.kind == "long"
+        self.active[pointer] = Registered(owner, tx.low, deadline_ms, is_long, is_long and tx.timeout_ms >= SLOW_MS)
         if tx.kind == "long":
             self.staged[pointer] = tx.layers[-1]
 
@@ -329,7 +335,12 @@ class Model:
 
     def expire(self, now: int) -> int:
         """Make what is past its deadline invalid; a short one has left nothing."""
-        late = {pointer: one for pointer, one in self.active.items() if one.deadline_ms < now}
+        owners = {own: one for own, one in self.active.items() if own == one.owner and one.deadline_ms < now}
+        for one in owners.values():
+            if one.is_slow and (one.late_ms is None or one.late_ms > now):
+                one.late_ms = now
+        ended = {own for own, one in owners.items() if not one.is_slow or (one.late_ms or now) <= now - STAYED_MS}
+        late = {pointer: one for pointer, one in self.active.items() if one.owner in ended}
         for pointer, one in late.items():
             del self.active[pointer]
             if one.is_long:

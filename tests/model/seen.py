@@ -17,6 +17,7 @@ from export_queue.core.queue import Queue, Range, read_entries
 from export_queue.core.store import Work, schema
 from export_queue.core.store.queries import cleanup
 from export_queue.core.store.queries.conflict_keys import cell_key, entry_key, row_key
+from export_queue.core.store.registration import SLOW_MS
 from export_queue.core.transactions import Snapshot, take_snapshot
 
 
@@ -74,7 +75,7 @@ def look(store: Store) -> Seen:
             queued=queued,
             excluded=set(snapshot.excluded),
             active={
-                row.id: Registered(row.owner, row.low, row.deadline_ms, row.kind == "long")
+                row.id: Registered(row.owner, row.low, row.deadline_ms, row.kind == "long", _is_slow(row), row.late_ms)
                 for row in rows(schema.active)
             },
             invalid={row.id for row in rows(schema.invalid)},
@@ -174,3 +175,7 @@ def _as_bytes(store: Store, key: tuple[Any, ...]) -> bytes:
         return entry_key(catalogue_of(store).queue("q").number, key[1])
     number = catalogue_of(store).table(key[0]).number
     return row_key(number, key[1]) if len(key) == 2 else cell_key(number, key[1], key[2])
+
+
+def _is_slow(row: Any) -> bool:
+    return bool(row.kind == "long" and row.deadline_ms - row.started_ms >= SLOW_MS)

@@ -79,7 +79,7 @@ class World:
             listed = set(work.connection.execute(row.select().with_only_columns(row.c.id)).scalars())
         for pointer, one in model.active.items():
             if pointer in listed and owner in (None, one.owner):
-                one.deadline_ms = 0
+                one.deadline_ms, one.is_slow = 0, False
 
     def cut_after(self, changes: int | None) -> None:
         """Let the server end the session that makes the next change but so many, in the middle; None: no more."""
