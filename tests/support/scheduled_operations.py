@@ -35,6 +35,7 @@ from export_queue.core.errors import (
     QueueBusy,
     RegistrationLost,
     SegmentLost,
+    SegmentUnavailable,
     TransactionsInProgress,
     UnknownQueue,
 )
@@ -337,7 +338,7 @@ OPERATIONS = {
         Operation("move", move, older_layout),
         Operation("fall_back", return_to_inputs, lost_file, (InvalidArgument, SegmentLost)),
         Operation("maintain", clean_up, some_files),
-        Operation("end_transactions", end_transactions, answers=(SegmentLost,)),  # files go without a grace time
+        Operation("end_transactions", end_transactions, answers=(SegmentLost, SegmentUnavailable)),  # no grace time
         Operation("alter", alter, answers=(InvalidArgument,)),
         Operation("retry", retry_dead, some_dead),
         Operation("take_over", take_over, hold_dead),
