@@ -251,7 +251,7 @@ def test_what_is_staged_after_the_comparison_is_compared_too(orders: Store, befo
     """The commit refuses to publish what nobody has compared."""
     staged: list[int] = []
 
-    def stage(database: Any, transaction: int, known: Any) -> None:
+    def stage(database: Any, transaction: int, known: Any, seconds: float) -> None:
         if transaction == int(handle["id"]) and not staged:
             staged.append(transaction)
             with orders.resume(handle) as other:
@@ -268,7 +268,7 @@ def test_what_is_staged_after_the_comparison_is_compared_too(orders: Store, befo
 
 
 def test_a_commit_during_endless_stagings_is_refused_and_says_why(orders: Store, before_commit: Any) -> None:
-    def stage(database: Any, transaction: int, known: Any) -> None:
+    def stage(database: Any, transaction: int, known: Any, seconds: float) -> None:
         if transaction == int(handle["id"]):
             with orders.resume(handle) as other:
                 add_table(other, {"a": None})
