@@ -135,7 +135,7 @@ def maintain(
     age_ms, gap_ms = int(patience.seconds * 1000), int(patience.between_calls * 1000)
     expired = expire(database)
     pruned = invalid.prune_invalid(database, limit)
-    record_low_watermark(database, age_ms=age_ms)
+    went_back = record_low_watermark(database, age_ms=age_ms)
     turn = _Turn(database, limit)
     settled_ms = turn.prepare(age_ms, gap_ms)
     turn.repeat(conflict_keys.clean_conflict_keys)
@@ -148,7 +148,7 @@ def maintain(
         turn.repeat(partial(records.forget_reports, now_ms=settled_ms, keep_ms=int(keep_reports * 1000)))
         turn.repeat(partial(records.forget_acts, now_ms=settled_ms))
         turn.repeat(partial(records.forget_attempts, now_ms=settled_ms))
-    vacuumed = vacuum(database, limit=limit, patience=patience)
+    vacuumed = _vacuum(database, patience, HIDDEN_SECONDS, limit=limit, went_back=went_back)
     turn.tidy()
     with database.read() as work:
         horizon = queries.cleanup.horizon(work)
@@ -185,8 +185,19 @@ def vacuum(
     :param hidden_seconds: for so long the inputs of a compaction are kept; 0 keeps none, whatever their age.
     :param dry_run: only say which files would be deleted; nothing is written.
     """
-    if not dry_run:
-        record_low_watermark(database, age_ms=int(patience.seconds * 1000))
+    went_back = not dry_run and record_low_watermark(database, age_ms=int(patience.seconds * 1000))
+    return _vacuum(database, patience, hidden_seconds, limit=limit, went_back=went_back, dry_run=dry_run)
+
+
+def _vacuum(
+    database: Database,
+    patience: Patience,
+    hidden_seconds: float,
+    *,
+    limit: int,
+    went_back: bool,
+    dry_run: bool = False,
+) -> Vacuumed:
     gap_ms = int(patience.between_calls * 1000)
     with database.read() as work:
         settled_ms = queries.cleanup.settled_time(work, gap_ms=gap_ms)
@@ -195,7 +206,7 @@ def vacuum(
         limit=limit,
         grace_seconds=patience.files,
         hidden_seconds=hidden_seconds,
-        aged_to_ms=0 if settled_ms is None else settled_ms + gap_ms,
+        aged_to_ms=0 if settled_ms is None or went_back else settled_ms + gap_ms,
         dry_run=dry_run,
     )
 

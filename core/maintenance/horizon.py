@@ -15,16 +15,20 @@ MARKS_PER_AGE = 60
 """Most marks that are kept; with more of them the horizon would follow hardly closer."""
 
 
-def record_low_watermark(database: Database, *, age_ms: int) -> None:
-    """Record a low-water mark, unless there is a young one."""
+def record_low_watermark(database: Database, *, age_ms: int) -> bool:
+    """Record a low-water mark, unless there is a young one.
+
+    :returns: whether the clock has gone back since the last mark. Either that mark's time was wrong, or today's is.
+    """
     with database.read() as work:
         last, now = queries.cleanup.last_watermark(work), work.now()
     if last is not None and 0 <= now - last < age_ms / MARKS_PER_AGE:
-        return
+        return False
     with database.connect() as connection:
         low = database.dialect.take_snapshot(connection).low
     with database.begin() as work:  # the mark's time may be later than its snapshot, never earlier
         queries.cleanup.add_watermark(work, low)
+    return last is not None and last > now
 
 
 def raise_horizon(work: Work, *, before_ms: int) -> int:

@@ -76,14 +76,14 @@ def vacuum_segments(
     :param grace_seconds: for so long a file stays after a run has first found that nothing refers to it.
     :param zombie_seconds: for so long after its end, by the store's clock, a transaction's folder is looked at.
     :param hidden_seconds: for so long a segment is kept for which a merged one stands; 0 keeps none, whatever its age.
-    :param aged_to_ms: the time to which ages count, where the store's clock is not trusted; 0 makes nothing old.
+    :param aged_to_ms: the time to which ages count, where the store's clock is not trusted; 0 makes nothing old, and corrects no time.
     :param dry_run: only say which files would be deleted; nothing is written, and nobody waits.
     """
     run = _Run(database, grace_seconds, zombie_seconds, hidden_seconds, aged_to_ms)
     if not dry_run:
         with database.begin() as work:
             now_ms = work.now()
-            queries.vacuum.correct_times(work, now_ms=now_ms)
+            queries.vacuum.correct_times(work, now_ms=now_ms, seen_by_ms=run.aged_to(now_ms))
             queries.vacuum.forget_hidden(work, before_ms=run.hidden_before(now_ms))
             queries.vacuum.forget_strays(work)
     seen = after = 0
@@ -117,11 +117,12 @@ def sort_unused(
     """Tell the files that go from those that are in their grace time.
 
     :param files: files to which nothing refers.
-    :param known: since when, of those that an earlier run has found; what is to come, by a clock that has gone back,
-        becomes now.
-    :param aged_to_ms: the time to which ages count.
+    :param known: since when, of those that an earlier run has found; a time of the future becomes now.
+    :param aged_to_ms: the time to which ages count; 0 corrects no time, since the clock may be behind.
     """
-    since = {file: min(known.get(file, now_ms), now_ms) for file in files}
+    since = {file: known.get(file, now_ms) for file in files}
+    if aged_to_ms:
+        since = {file: min(at, now_ms) for file, at in since.items()}
     left = {file: grace_seconds - max(0, aged_to_ms - at) / 1000 for file, at in since.items()}
     return Unused(
         since=since,
@@ -148,10 +149,10 @@ class _Run:
         self._waiting: list[UnusedFile] = []
 
     def hidden_before(self, now_ms: int) -> int:
-        aged_to_ms = self._aged_to(now_ms) if self._hidden_seconds > 0 else now_ms
+        aged_to_ms = self.aged_to(now_ms) if self._hidden_seconds > 0 else now_ms
         return aged_to_ms - int(self._hidden_seconds * 1000)
 
-    def _aged_to(self, now_ms: int) -> int:
+    def aged_to(self, now_ms: int) -> int:
         return now_ms if self._aged_to_ms is None else min(self._aged_to_ms, now_ms)
 
     def report(self, *, more: bool) -> Vacuumed:
@@ -173,7 +174,7 @@ class _Run:
                 self._deleted.append(file)
             self._waiting += unused.waiting
             ended_ms = load["ended_ms"]
-            over = ended_ms is not None and self._aged_to(now_ms) - ended_ms >= self._zombie_seconds * 1000
+            over = ended_ms is not None and self.aged_to(now_ms) - ended_ms >= self._zombie_seconds * 1000
             if over and not needed and not unused.waiting:
                 delete_folder(folder)
                 with self._database.begin() as work:
@@ -199,7 +200,7 @@ class _Run:
 
     def _sorted(self, folder: str, needed: Collection[str], known: Mapping[str, int], now_ms: int) -> Unused:
         files = [file for file in list_files(folder) if file not in needed]
-        aged_to_ms = self._aged_to(now_ms)
+        aged_to_ms = self.aged_to(now_ms)
         return sort_unused(files, known, now_ms=now_ms, aged_to_ms=aged_to_ms, grace_seconds=self._grace_seconds)
 
     def _note(self, transaction: int, known: Mapping[str, int], unused: Unused) -> None:

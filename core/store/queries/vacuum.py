@@ -14,6 +14,7 @@ from export_queue.core.store.schema import active, invalid
 from export_queue.core.store.schema import compacted as c
 from export_queue.core.store.schema import hidden_segment as h
 from export_queue.core.store.schema import load as ld
+from export_queue.core.store.schema import low_watermark
 from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_done as d
 from export_queue.core.store.schema import segment_reader as r
@@ -78,10 +79,18 @@ def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, A
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 
 
-def correct_times(work: Work, *, now_ms: int) -> None:
-    """Set times of the future to now: they were noted while the clock was ahead, and would keep files for as long."""
-    for column in (h.c.hidden_ms, ld.c.ended_ms):
-        work.connection.execute(column.table.update().where(column > now_ms).values({column: now_ms}))
+def correct_times(work: Work, *, now_ms: int, seen_by_ms: int) -> None:
+    """Set times of the future to now: they were noted while the clock was ahead, and would keep files for as long.
+
+    A clock that is behind makes times of the future, too. Only what an earlier call has found before this one, at a
+    time that is past now, was noted while the clock was ahead.
+
+    :param seen_by_ms: the newest time of such an earlier call.
+    """
+    seen = sa.select(sa.func.max(low_watermark.c.low)).where(low_watermark.c.at_ms <= seen_by_ms).scalar_subquery()
+    for column, transaction in ((h.c.hidden_ms, h.c.by_transaction), (ld.c.ended_ms, ld.c.transaction_id)):
+        wrong = column.table.update().where(column > now_ms, transaction < seen)
+        work.connection.execute(wrong.values({column: now_ms}))
 
 
 def forget_hidden(work: Work, *, before_ms: int) -> None:
