@@ -76,7 +76,8 @@ def vacuum_segments(
     :param grace_seconds: for so long a file stays after a run has first found that nothing refers to it.
     :param zombie_seconds: for so long after its end, by the store's clock, a transaction's folder is looked at.
     :param hidden_seconds: for so long a segment is kept for which a merged one stands; 0 keeps none, whatever its age.
-    :param aged_to_ms: the time to which ages count, where the store's clock is not trusted; 0 makes nothing old, and corrects no time.
+    :param aged_to_ms: the time to which ages count, where the store's clock is not trusted; 0 makes nothing old, and
+        corrects no time.
     :param dry_run: only say which files would be deleted; nothing is written, and nobody waits.
     """
     run = _Run(database, grace_seconds, zombie_seconds, hidden_seconds, aged_to_ms)

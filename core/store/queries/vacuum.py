@@ -10,11 +10,10 @@ import sqlalchemy as sa
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries.compactions import ALL
 from export_queue.core.store.queries.inserts import insert_into
-from export_queue.core.store.schema import active, invalid
+from export_queue.core.store.schema import active, invalid, low_watermark
 from export_queue.core.store.schema import compacted as c
 from export_queue.core.store.schema import hidden_segment as h
 from export_queue.core.store.schema import load as ld
-from export_queue.core.store.schema import low_watermark
 from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_done as d
 from export_queue.core.store.schema import segment_reader as r
