@@ -210,6 +210,55 @@ def test_an_index_that_was_deleted_leaves_a_mark(shop, command, elasticsearch_se
             server.request("DELETE", f"/{index}")
 
 
+def test_an_index_that_was_replaced_by_one_with_documents_may_hold_deleted_records(
+    shop, elasticsearch_server: ElasticsearchServer
+):
+    """As after a restore of a snapshot under another name: no first load makes such a sink complete."""
+    server, name = elasticsearch_server, f"orders_{uuid4().hex}"
+    shop.configure_queue(name, subscriptions=["search"])
+    alias, reader = f"marks-{name}", f"{name}/search"
+    sink = ElasticsearchSink(server.url, username=server.user, password=server.password, index="marks-$collection")
+    try:
+        add(shop, "a", queue=name)
+        drain(shop, reader, sink, sink_name="index")
+        ((index, made),) = server.request("GET", f"/{alias}")[1].items()
+        document = {"of": "a"}
+        server.request("DELETE", f"/{index}")
+        body = {"mappings": made["mappings"], "aliases": made["aliases"]}
+        assert server.request("PUT", f"/{index}-restored", body)[0] == 200
+        assert server.request("PUT", f"/{index}-restored/_doc/a?refresh=true", document)[0] == 201
+        with pytest.raises(SinkLostData) as refused:
+            drain(shop, reader, sink, sink_name="index")
+        assert str(refused.value.hint).startswith("empty it first")
+        readmit(shop, reader, sink)
+        with shop.first_load(reader) as load:
+            load.add("b", {"of": "b"})
+        (told,) = drain(shop, reader, sink, sink_name="index").incomplete
+        assert "it may hold records that were deleted since" in told
+    finally:
+        sink.close()
+        for found in server.request("GET", "/marks-*")[1]:
+            server.request("DELETE", f"/{found}")
+
+
+def test_a_table_that_was_replaced_by_one_with_rows_may_hold_deleted_records(shop, tmp_path):
+    url = f"sqlite:///{tmp_path}/copies.db"
+    spec = SinkSpec("sql", {"url": url}, name="copies")
+    add(shop, "a", queue="stock")
+    drain(shop, "stock/search", spec)
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM stock WHERE id <> 'a'")  # the mark alone
+    with pytest.raises(SinkLostData) as refused:
+        drain(shop, "stock/search", spec)
+    assert str(refused.value.hint).startswith("empty it first")
+    readmit(shop, "stock/search", spec)
+    load_b(shop)
+    (told,) = drain(shop, "stock/search", spec).incomplete
+    assert "it may hold records that were deleted since" in told
+    assert living(url) == {"a", "b"}
+
+
 def older_copy(shop: Store, tmp_path: Path) -> tuple[str, SinkSpec]:
     """A sink of ``stock/search`` that was put back to an older state, with a record that was deleted since."""
     now, before = tmp_path / "copies.db", tmp_path / "before.db"

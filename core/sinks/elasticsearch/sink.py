@@ -413,11 +413,16 @@ class ElasticsearchSink:
         :raises SinkLostData: it leads to another one, or to none.
         """
         found = self._identity(alias)
-        if found != known:
-            lost = "is gone" if found is None else "is another one, or was restored"
-            raise SinkLostData(
-                f"the index behind {alias!r} of {self} {lost}: expected {known}, found {found or 'none'}"
-            )
+        if found == known:
+            return
+        what = f"the index behind {alias!r} of {self}"
+        if found is None:
+            raise SinkLostData(f"{what} is gone: expected {known}, found none")
+        message = f"{what} is another one, or was restored: expected {known}, found {found}"
+        status, answer = self._connection.ask("GET", f"/{alias}/_count")
+        if status == 200 and answer["count"] == 0:
+            raise SinkLostData(message)
+        raise SinkLostData.older(f"{message}; its documents may be of an older state")
 
     def _identity(self, alias: str) -> str | None:
         found = self._look(alias)

@@ -127,7 +127,9 @@ def prove(connection: sa.Connection, table: Table, record: TableRecord, *, sink:
     """
     require_table(connection, table, sink=sink)
     if record.mark:
-        check_mark(table, connection.execute(sa.select(found_mark(table))).scalar(), record.mark, sink=sink)
+        found = connection.execute(sa.select(found_mark(table))).scalar()
+        holds = found != record.mark and holds_any(connection, table)
+        check_mark(table, found, record.mark, sink=sink, holds_rows=holds)
     elif not record.holds_rows:
         _look_for_rows(connection, table)
     elif not holds_any(connection, table):
@@ -143,16 +145,21 @@ def require_table(connection: sa.Connection, table: Table, *, sink: str) -> None
         raise SinkLostData(f"table {str(table)!r} of {sink} is gone: it was dropped or renamed")
 
 
-def check_mark(table: Table, found: int | None, expected: int, *, sink: str) -> None:
+def check_mark(table: Table, found: int | None, expected: int, *, sink: str, holds_rows: bool = False) -> None:
     """Compare the mark in a table with the one that was noted.
 
+    :param holds_rows: whether the table is known to hold rows, in which case they may be of an older state.
     :raises SinkLostData: it is another one, or gone.
     """
-    if found != expected:
-        raise SinkLostData(
-            f"table {str(table)!r} of {sink} was emptied, or is another one: expected the mark {expected} in it,"
-            f" found {'none' if found is None else found}"
-        )
+    if found == expected:
+        return
+    message = (
+        f"table {str(table)!r} of {sink} was emptied, or is another one: expected the mark {expected} in it,"
+        f" found {'none' if found is None else found}"
+    )
+    if holds_rows:
+        raise SinkLostData.older(f"{message}; its rows may be of an older state")
+    raise SinkLostData(message)
 
 
 def found_mark(table: Table) -> sa.ScalarSelect[int]:
