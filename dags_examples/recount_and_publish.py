@@ -1,6 +1,6 @@
-"""One DAG changes totals and adds what readers must learn to a queue, the other one publishes it to Redis on Spark.
+"""One DAG changes totals and adds the changes to a queue; the other drains the queue into Redis on Spark.
 
-Beforehand: the connections ``export_queue_default``, ``redis_default`` and ``spark_default``.
+It needs the connections ``export_queue_default``, ``redis_default`` and ``spark_default``.
 """
 
 from datetime import UTC, datetime
@@ -14,17 +14,17 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def new_orders():
-    """Stand for the place that orders come from: a customer, and how many are new."""
+    """Your source of orders: a customer and the number of new orders."""
     return [("anna", 2), ("ben", 1), ("carla", 5)]
 
 
 @dag(schedule="@hourly", start_date=START, catchup=False)
 def recount():
-    set_up = ExportQueueConfigureOperator(  # creates store, queue and table, once
+    set_up = ExportQueueConfigureOperator(  # creates the store, the queue and the table, once
         task_id="set_up", queue_id="orders", tables={"totals": {"row": "str", "value": "int"}}
     )
 
-    @task.export_transaction(outlets=[queue_asset("orders")])  # takes effect once, however often retried
+    @task.export_transaction(outlets=[queue_asset("orders")])  # takes effect once, however often it is retried
     def totals(*, tx):
         table, queue = tx.table("totals"), tx.queue("orders")
         for customer, n in new_orders():
