@@ -204,7 +204,7 @@ def test_a_store_on_postgresql_is_left_to_its_own_tools() -> None:
     url = "postgresql+psycopg://user@host/database"
     with Store.open(url) as store, pytest.raises(InvalidArgument, match="pg_basebackup or pg_dump") as refused:
         store.backup("copy.db")
-    assert "docs/operations.md" in refused.value.hint
+    assert "docs/backups.md" in refused.value.hint
     assert "pg_dump" in run_cli("backup", "copy.db", url=url, status=1)
 
 

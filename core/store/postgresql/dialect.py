@@ -687,7 +687,7 @@ class PostgresDialect:
         """Refuse: the server's tools know the rest of the database, too."""
         raise InvalidArgument(
             "a store on PostgreSQL is backed up with its database, by pg_basebackup or pg_dump",
-            hint="docs/operations.md says under 'Backups' what a backup needs",
+            hint="docs/backups.md says under 'Backups' what a backup needs",
         )
 
     def expire(self, connection: Handle) -> Swept:
