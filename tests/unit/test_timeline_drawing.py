@@ -23,7 +23,7 @@ def test_the_texts_of_the_pages_are_as_the_code_draws_them() -> None:
     timeline = Timeline(seed_example().values())
     timeline.withdraw(ident(6))
     assert f"```text\n{draw(timeline, width=40)}\n```" in PAGE
-    assert f"```text\n{draw(Timeline(stored_example()), width=40)}\n```" in SEGMENTS
+    assert f"```text\n{draw(Timeline(stored_example()), width=40)}\n```" in PAGE
 
 
 def test_each_segment_has_a_row_and_each_state_a_mark() -> None:
