@@ -1,7 +1,7 @@
 """A queue under everything that may happen to it, beside the plainest model: what was committed, and what has gone.
 
-One process does all, step by step, so that a seed repeats it. Concurrency comes from nesting: in the middle of a drain
-or a compaction another step is taken. A process dies where all its connections are cut off, once behind a commit.
+One process takes all steps, so that the same choices repeat them. Concurrency comes from nesting: another step is taken
+in the middle of a drain or a compaction. A process dies by losing all its connections, sometimes right after a commit.
 """
 
 from __future__ import annotations
@@ -45,6 +45,27 @@ Entry = tuple[bytes, int]
 """Key and sequence."""
 KEYS = [f"key-{n}" for n in range(24)]
 LAYOUTS = [(12, 4), (7, 3), (5, 5), (16, 2), (12, 4)]
+STEPS = {
+    "add": 6,
+    "load": 9,
+    "begin": 2,
+    "stage": 4,
+    "end": 3,
+    "drain": 6,
+    "compact": 8,
+    "fall_back": 4,
+    "give_up_file": 1,
+    "retry_dead": 2,
+    "drop_dead": 1,
+    "alter": 1,
+    "vacuum": 3,
+    "maintain": 1,
+    "run_out": 2,
+    "move": 2,
+}
+"""Methods of a world, and how often each is taken in the middle of another."""
+BRINGS_BACK = ("fall_back", "give_up_file", "drop_dead")
+"""Steps that restore, or take away, what another entry stands for; not for queues that keep the latest of each key."""
 _SHORTLY = Retry(attempts=3, first_pause=0.001, longest_pause=0.001)
 _DEEPEST = 2
 
@@ -113,7 +134,7 @@ class World:
 
     :param store: a store without queues.
     :param folder: for the files of loads.
-    :param seed: decides on all steps.
+    :param chance: makes all choices inside of steps.
     :param readers: names of subscriptions; none for a queue without.
     :param fenced: whether the sinks have the guard ``fence``.
     :param latest: whether compactions leave the latest entry of each key.
@@ -125,7 +146,7 @@ class World:
         self,
         store: Store,
         folder: Path,
-        seed: int,
+        chance: random.Random,
         readers: tuple[str, ...] = (),
         *,
         fenced: bool = False,
@@ -133,7 +154,7 @@ class World:
         few_keys: bool = False,
         queue_id: str = "orders",
     ) -> None:
-        self.store, self.chance, self.fenced = store, random.Random(seed), fenced
+        self.store, self.chance, self.fenced = store, chance, fenced
         self.latest, self.keys, self.queue_id = latest, KEYS[:5] if few_keys else KEYS, queue_id
         self.folder = folder / "segments"
         store.database.segments = str(self.folder)
@@ -153,51 +174,32 @@ class World:
         self.left_until_cut = -1
         self.trail: list[str] = []
         self.met: dict[str, int] = {}
-        self.steps: list[tuple[int, Callable[[], object]]] = [
-            (6, self.add),
-            (9, self.load),
-            (2, self.begin),
-            (4, self.stage),
-            (3, self.end),
-            (6, self.drain),
-            (8, self.compact),
-            (4, self.fall_back),
-            (1, self.give_up_file),
-            (2, self.retry_dead),
-            (1, self.drop_dead),
-            (1, self.alter),
-            (3, self.vacuum),
-            (1, self.maintain),
-            (2, self.run_out),
-            (2, self.move),
-        ]
-        if latest:  # each of these brings back, or takes away, what another entry has stood for
-            exempt = (self.fall_back, self.give_up_file, self.drop_dead)
-            self.steps = [(weight, act) for weight, act in self.steps if act not in exempt]
 
     # Steps
 
-    def step(self) -> None:
-        """Take one step, and others in the middle of it; errors of the library are answers."""
-        weights = [weight for weight, _ in self.steps]
-        (chosen,) = self.chance.choices([act for _, act in self.steps], weights)
-        name = getattr(chosen, "__name__", "?")
+    def take(self, name: str) -> None:
+        """Take a step, and others in the middle of it; errors of the library are answers."""
         self.trail.append("  " * self.depth + name)
         self.depth += 1
+        answer = name
         try:
-            chosen()
+            getattr(self, name)()
         except ExportQueueError as error:
             self.trail.append("  " * self.depth + f"{type(error).__name__}: {error.message[:150]}")
-            self.met[f"{name} {type(error).__name__}"] = self.met.get(f"{name} {type(error).__name__}", 0) + 1
-        else:
-            self.met[name] = self.met.get(name, 0) + 1
+            answer = f"{name} {type(error).__name__}"
         finally:
             self.depth -= 1
+        self.met[answer] = self.met.get(answer, 0) + 1
+
+    def can_take(self, name: str) -> bool:
+        """Tell whether a step suits the kind of queue."""
+        return not self.latest or name not in BRINGS_BACK
 
     def meanwhile(self) -> None:
         """Perhaps take another step in the middle of one."""
-        if self.depth <= _DEEPEST and self.left_until_cut < 0 and self.chance.random() < 0.35:
-            self.step()
+        if self.depth <= _DEEPEST and self.left_until_cut < 0 and self.chance.random() > 0.65:
+            names = [name for name in STEPS if self.can_take(name)]
+            self.take(*self.chance.choices(names, [STEPS[name] for name in names]))
 
     def add(self) -> None:
         """Commit some rows."""
@@ -391,7 +393,7 @@ class World:
                 hidden_seconds=self.chance.choice([-1.0, 86400.0, 86400.0]),
                 grace_seconds=self.chance.choice([0.0, 0.0, 86400.0]),
                 zombie_seconds=self.chance.choice([0.0, 86400.0]),
-                dry_run=self.chance.random() < 0.2,
+                dry_run=self.chance.random() > 0.8,
             )
 
     def maintain(self) -> None:
@@ -429,7 +431,7 @@ class World:
         found.entries |= dict(zip(keys, values, strict=True))
 
     def _commit(self, found: Open) -> None:
-        if self.chance.random() < 0.3:
+        if self.chance.random() > 0.7:
             opened_by(found.context).known_keys.clear()  # as if another process committed
         seq = opened_by(found.context).commit()
         assert seq is not None or not found.entries
