@@ -43,7 +43,7 @@ STORES = {
         VARIANT,
     ),
 }
-"""Ways of registering ids, each with its markers."""
+"""Kinds of stores, each with its markers."""
 LONG = 5.0
 """Seconds above which a test says with the marker ``full`` why it takes so long."""
 
@@ -73,7 +73,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a module's tests on the store in every way of registering ids, if it says ``EVERY_WAY = True``."""
+    """Run a module's tests on each kind of store, also behind a pooler, if it says ``EVERY_WAY = True``."""
     chosen = any("store_url" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize"))
     if getattr(metafunc.module, "EVERY_WAY", False) and "store_url" in metafunc.fixturenames and not chosen:
         kinds = [pytest.param(kind, marks=marks) for kind, marks in STORES.items()]

@@ -6,12 +6,14 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
 import sqlalchemy as sa
+from tests.support import bulk
 from tests.support.servers import PostgresServer, PostgresStandby
 from tests.support.waiting import wait_until
 
@@ -234,3 +236,27 @@ def test_an_acknowledged_commit_survives_a_crash_of_an_asynchronous_server(own_s
         store.database.forget_connections()
         rows = store.run(lambda tx: tx.table("t").get_many([(f"row{i}", "n") for i in range(20)]))
     assert len(rows) == 20
+
+
+def test_tables_and_queues_with_subscriptions_work_in_every_way(store: Store, tmp_path: Path) -> None:
+    """What concerns no session of the server has its own tests, which run in the ordinary way only."""
+    store.database.segments = str(tmp_path / "segments")
+    store.configure_queue("orders", value="bytes", subscriptions=["search"])
+    cached, searched = MemorySink(), MemorySink()
+    for long in (False, True):
+        with store.transaction(long=long) as tx:
+            tx.table("orders").set("a", "state", b"%d" % long)
+            tx.queue("orders").add("a", b"%d" % long)
+    bulk.load(store, bulk.many(10))
+    bulk.load(store, bulk.many(20))
+    store.subscribe("orders", "cache")
+    with store.first_load("orders/cache") as load:
+        for row, _, value in load.table("orders").scan():
+            load.add(row.decode(), value)
+    store.alter_queue("orders", buckets=3, buckets_per_range=3, guard="seq")
+    assert store.compact("orders/search", older_layouts=True).written == 32
+    assert drain(store, "orders/search", searched, sink_name="search").acknowledged == 32
+    assert drain(store, "orders/cache", cached, sink_name="cache").acknowledged == 1
+    assert (len(searched.records()), len(cached.records())) == (21, 1)
+    assert store.unsubscribe("orders", "cache") is None
+    store.maintain()

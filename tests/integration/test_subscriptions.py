@@ -45,7 +45,6 @@ from export_queue.core.store import queries
 from export_queue.core.store.registration import QUEUE_BIT
 from export_queue.core.transactions import OpenTransaction, settled_snapshot, take_snapshot
 
-EVERY_WAY = True
 fork = multiprocessing.get_context("fork")
 ONCE = Retry(attempts=1)
 SOON = Retry(attempts=None, seconds=PATIENCE, first_pause=0.01)
@@ -307,7 +306,7 @@ def test_a_commit_that_waited_for_a_subscription_reaches_it(
 def test_commits_that_overlap_without_end_let_a_subscription_in(
     airports: Store, store_url: str, store_kind: str
 ) -> None:
-    if store_kind not in ("postgresql", "postgresql-pooler"):
+    if store_kind != "postgresql":
         pytest.skip("advisory locks have a queue")
     with ThreadPoolExecutor() as threads:
         with bound(airports, store_url) as connection:
@@ -421,7 +420,7 @@ def unsubscribe_and_die(open_store: Callable[[], Store], last: int) -> None:
 def test_the_lock_of_a_queues_readers_is_no_id_and_its_neighbours_are_anybodys(
     airports: Store, store_url: str, store_kind: str
 ) -> None:
-    if store_kind not in ("postgresql", "postgresql-pooler"):
+    if store_kind != "postgresql":
         pytest.skip("advisory locks")
     with psycopg.connect(store_url.replace("+psycopg", "")) as application:
         key = application.execute(

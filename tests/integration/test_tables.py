@@ -19,8 +19,6 @@ keys = st.sampled_from([b"a", b"aa", b"ab", b"a\x00", b"a\xff", b"a\xff\xff", b"
 values = st.one_of(st.none(), st.sampled_from([b"", b"1", b"\x00\xff"]))
 writes = st.lists(st.tuples(keys, keys, values), max_size=12)
 
-EVERY_WAY = True
-
 
 def write(store: Store, table: str, cells: list[tuple[bytes, bytes, bytes | None]]) -> None:
     with store.transaction() as tx:
