@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -129,7 +130,8 @@ def _is_file(text: str) -> bool:
 
 def _of_airflow(path: str, text: str, *, expected: str) -> Callable[..., Any]:
     try:
-        found = import_object(path, error=InvalidArgument)
+        with contextlib.redirect_stdout(sys.stderr):  # Airflow's log keeps the output that it finds at its import
+            found = import_object(path, error=InvalidArgument)
     except InvalidArgument as error:
         raise InvalidArgument(
             f"{text.removeprefix(_AIRFLOW)!r} is no URL, so that it would be a connection of Airflow, "

@@ -62,11 +62,13 @@ class _Shown:
 def _lines(handler: logging.Handler) -> Iterator[None]:
     """Let this library's lines, and nobody else's, go to a handler."""
     handler.setFormatter(PrintableLines(LOG_FORMAT))
-    level = _log.level
+    level, propagate = _log.level, _log.propagate
     _log.addHandler(handler)
     _log.setLevel(logging.INFO)
+    _log.propagate = False
     try:
         yield
     finally:
         _log.removeHandler(handler)
         _log.setLevel(level)
+        _log.propagate = propagate

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.support.command_line import run_cli
 
+from export_queue.hooks import ExportQueueHook
+
 
 @pytest.fixture
 def connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -36,6 +38,18 @@ def test_a_store_and_a_sink_are_named_by_their_connections(connections: Path) ->
         columns = [row[1] for row in connection.execute("PRAGMA table_info(orders)")]
     connection.close()
     assert columns == ["id", "n", "_rank", "_deleted"]
+
+
+def test_lines_of_the_log_are_no_output_and_come_once(connections: Path) -> None:
+    run_cli("init", url="exports")
+    run_cli("configure", "orders", url="exports")
+    with ExportQueueHook("exports").get_store() as store, store.transaction() as tx:
+        tx.queue("orders").add("a", {"n": "no number"})
+    options = ["--store", "exports", "--sink", "copies", "--sink-option", 'columns={"n": "integer"}', "--json"]
+    program = [sys.executable, "-P", "-c", "from export_queue.core.cli import main; main()"]
+    done = subprocess.run([*program, "drain", "orders", *options], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["dead"] == 1
+    assert done.stderr.count("dead letters: 1") == 1
 
 
 def test_what_belongs_in_a_connection_is_refused_beside_it(connections: Path) -> None:
