@@ -301,6 +301,11 @@ RANKS = '"_rank" bigint NOT NULL DEFAULT -1, "_deleted" boolean NOT NULL DEFAULT
         ),
         (
             "postgresql",
+            f'CREATE TABLE orders ("id" text PRIMARY KEY, "document" text, {RANKS}, EXCLUDE ("document" WITH =))',
+            r"exclusion constraints \(orders_document_excl\)",
+        ),
+        (
+            "postgresql",
             f'CREATE UNLOGGED TABLE orders ("id" text PRIMARY KEY, "document" text, {RANKS})',
             "orders is UNLOGGED or temporary",
         ),

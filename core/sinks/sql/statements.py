@@ -33,7 +33,8 @@ SELECT a.attname, c.collname
 ODD_TABLES_POSTGRESQL = """\
 SELECT c.relname AS name, c.relpersistence <> 'p' AS is_lost_in_crash, pg_encoding_to_char(d.encoding) AS encoding,
        EXISTS (
-           SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate) AS is_deferrable
+           SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate) AS is_deferrable,
+       (SELECT string_agg(conname, ', ') FROM pg_constraint WHERE conrelid = c.oid AND contype = 'x') AS exclusions
   FROM pg_class c, pg_database d
  WHERE d.datname = current_database()
    AND (c.oid = to_regclass(:table) OR c.oid IN (SELECT p.relid FROM pg_partition_tree(to_regclass(:table)) p))"""

@@ -187,6 +187,10 @@ class PostgresDialect:
                 )
             if part.is_deferrable:
                 problems.append(f"the primary key of {part.name} is DEFERRABLE: no upsert can use it")
+            if part.exclusions:
+                problems.append(
+                    f"exclusion constraints ({part.exclusions}): two records may exclude each other for a moment"
+                )
             if part.encoding in _MERGING_ENCODINGS:
                 problems.append(
                     f"the database has the encoding {part.encoding}, which takes different characters for one:"
