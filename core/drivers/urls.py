@@ -118,6 +118,8 @@ def postgresql_arguments(url: URL, *, where: str, error: Refusal = InvalidArgume
     if re.search(r"client[-_]encoding\s*=", read.get("options", ""), re.IGNORECASE):
         raise error(f"{where}: option 'options': text travels in no other encoding than UTF8 here")
     _refuse_clear(read, where, error)
+    if "requirepeer" in read and ("hostaddr" in read or any(one[:1] not in ("", "/", "@") for one in hosts)):
+        raise error(f"{where}: nothing keeps requirepeer on a way that is no socket of this machine")
     return found | read
 
 

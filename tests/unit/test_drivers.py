@@ -100,6 +100,7 @@ def test_a_postgresql_url_becomes_parameters_of_libpq(url: str, expected: dict[s
         ("sslmode=allow&sslcrl=/crl", "with sslmode allow nothing keeps sslcrl"),
         ("sslmode=require&sslcrl=/crl", "with sslmode require nothing keeps sslcrl"),
         ("ssl_min_protocol_version=TLSv1.3", "nothing keeps ssl_min_protocol_version"),
+        ("requirepeer=postgres", "nothing keeps requirepeer"),
         ("options=-c%20client_encoding%3Dlatin1", "'options'"),
         ("host=x:1&port=2", "port is given twice"),
         ("replication=database", "'replication' cannot be honoured"),
