@@ -103,7 +103,7 @@ class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
             start_timeout=self.start_timeout,
             submitter=submitter,
         )
-        self._take_job(job.application, job.py_files, job.arguments, job.conf)
+        self._take_job(job)
         with environment({**variables, **passwords}):
             self._submit(context, store, job)
         state = store.idempotency(job.report_key)

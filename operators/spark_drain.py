@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from export_queue.core.client import Store
     from export_queue.core.drain import DrainReport
-    from export_queue.core.spark import DrainArguments
 
 
 class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
@@ -93,7 +92,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                 self.take_leases_away()  # those that the driver has claimed meanwhile
 
     def _drain(self, context: Context) -> DrainReport:
-        from export_queue.core.spark import DrainArguments
+        from export_queue.core.spark import DrainArguments, describe_drain
 
         self.read_arguments()
         sink = self.describe_sink()
@@ -118,7 +117,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                     start_timeout=self.start_timeout,
                     submitter=submitter,
                 )
-                self._describe_job(arguments)
+                self._take_job(describe_drain(arguments))
                 with environment({**variables, **passwords}):
                     self._submit(store, context, arguments.request.drain_id)
                 report = self._report(store, arguments.request.drain_id)
@@ -132,12 +131,6 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
     def _go_on(self) -> None:
         if self._is_killed:
             raise AirflowTaskTerminated(f"task {self.task_id} was told to stop")
-
-    def _describe_job(self, arguments: DrainArguments) -> None:
-        from export_queue.core.spark import describe_job
-
-        job = describe_job(arguments)
-        self._take_job(job.application, job.py_files, job.arguments, job.conf)
 
     # -- after ---------------------------------------------------------------------------------------------------
 

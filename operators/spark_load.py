@@ -146,7 +146,7 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
         )
         check_load(store.database, arguments, is_driver_here=submitter is not None)
         job = describe_load(arguments)
-        self._take_job(job.application, job.py_files, job.arguments, job.conf)
+        self._take_job(job)
         with environment({**variables, **passwords}):
             try:
                 super().execute(context)

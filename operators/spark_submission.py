@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -17,7 +17,7 @@ from export_queue.operators.spark_home import configured_spark_home, find_java, 
 
 if TYPE_CHECKING:
     from export_queue.core.sinks import SinkSpec
-    from export_queue.core.spark import Submitter
+    from export_queue.core.spark import Job, Submitter
     from export_queue.core.store import StoreSpec
 
 _PYTHON_SETTINGS = (
@@ -149,15 +149,13 @@ class SparkSubmission(RenderedTask, SparkSubmitOperator):
             )
         return master, resolved["deploy_mode"], str(resolved["spark_binary"])
 
-    def _take_job(
-        self, application: str, py_files: str | None, arguments: Sequence[str], conf: Mapping[str, str]
-    ) -> None:
+    def _take_job(self, job: Job) -> None:
         """Let the next submission be this job."""
-        self.application = application
-        self.application_args = list(arguments)
-        if py_files not in (self.py_files or "").split(","):  # a second submission
-            self.py_files = ",".join(part for part in (py_files, self.py_files) if part) or None
-        self.conf = {**conf, **(self.conf or {})}
+        self.application = job.application
+        self.application_args = list(job.arguments)
+        if job.py_files not in (self.py_files or "").split(","):  # a second submission
+            self.py_files = ",".join(part for part in (job.py_files, self.py_files) if part)
+        self.conf = {**job.conf, **(self.conf or {})}
 
 
 def check_references(references: Mapping[str, str | None]) -> None:

@@ -1,10 +1,10 @@
 """Spark: drains as jobs, DataFrames as entries, and the native bucket column; importing this needs no PySpark."""
 
-from export_queue.core.spark.arguments import DrainArguments
 from export_queue.core.spark.bucket import bucket_column
 from export_queue.core.spark.compact_job import CompactArguments, CompactJob, compact_job
-from export_queue.core.spark.drain_job import DrainJob, describe_job, drain_job
-from export_queue.core.spark.load_job import LoadArguments, LoadJob, check_load, describe_load
+from export_queue.core.spark.drain_job import DrainArguments, DrainJob, describe_drain, drain_job
+from export_queue.core.spark.job import Job
+from export_queue.core.spark.load_job import LoadArguments, check_load, describe_load
 from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.masters import check_answers, check_master, is_local, refuse_remote_sqlite
 from export_queue.core.spark.merging import merge_by_tasks
@@ -17,8 +17,8 @@ __all__ = [
     "CompactJob",
     "DrainArguments",
     "DrainJob",
+    "Job",
     "LoadArguments",
-    "LoadJob",
     "LoadReport",
     "Submitter",
     "bucket_column",
@@ -26,7 +26,7 @@ __all__ = [
     "check_load",
     "check_master",
     "compact_job",
-    "describe_job",
+    "describe_drain",
     "describe_load",
     "drain_job",
     "is_local",

@@ -1,106 +1,48 @@
-"""A compaction as an application with arguments, which any submitter can run; importing this needs no PySpark."""
+"""A compaction as a job; importing this needs no PySpark."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Self
+from dataclasses import dataclass
+from typing import ClassVar
 
-from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import Owner
 from export_queue.core.segments import Candidates
-from export_queue.core.spark.archive import package_archive
-from export_queue.core.spark.arguments import START_SECONDS
-from export_queue.core.spark.drain_job import CONF
-from export_queue.core.spark.masters import check_master, refuse_remote_sqlite
+from export_queue.core.spark.job import START_SECONDS, Job, JobArguments, describe
 from export_queue.core.spark.submitter import Submitter
 from export_queue.core.store import StoreSpec
 
-APPLICATION = Path(__file__).with_name("compact_main.py")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompactArguments:
-    """A compaction as its driver gets it; it holds no secret.
+class CompactArguments(JobArguments):
+    """The arguments of a compaction's driver.
 
-    :param store: the store, with a reference in the place of its password.
     :param queue_id: a queue without subscriptions, or a subscription.
     :param owner: the task; a newer attempt of it takes over from an older one.
-    :param wanted: what is worth it.
-    :param start_timeout: seconds that Spark may take to start, and to find an executor.
-    :param submitter: the process without which the driver does not go on; only where the driver runs beside it.
+    :param wanted: which units are worth a compaction.
     """
 
-    store: StoreSpec
+    kind: ClassVar[str] = "compaction"
+    driver: ClassVar[str] = "export_queue.core.spark.compact_driver"
+    logger: ClassVar[str] = "export_queue.segments"
+
     queue_id: str
     owner: Owner
     wanted: Candidates
-    start_timeout: float = START_SECONDS
-    submitter: Submitter | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.start_timeout, int | float) or not self.start_timeout > 0:
-            raise InvalidArgument(f"start_timeout: expected more than 0 seconds, found {self.start_timeout!r}")
 
     @property
     def report_key(self) -> str:
-        """The idempotency key whose result is the report, as its ``summary()`` gives it."""
+        """The idempotency key whose result is the report, as its ``summary()`` returns it."""
         return f"compaction/{self.owner.attempt}"
 
-    @property
-    def problem_key(self) -> str:
-        """The idempotency key under which the driver stores the error that it ends with."""
-        return f"{self.report_key}/problem"
 
-    def to_json(self) -> str:
-        """Return one text."""
-        return json.dumps(
-            {
-                "store": json.loads(self.store.to_json()),
-                "queue_id": self.queue_id,
-                "owner": asdict(self.owner),
-                "wanted": asdict(self.wanted),
-                "start_timeout": self.start_timeout,
-                "submitter": None if self.submitter is None else self.submitter.to_json(),
-            }
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactJob(Job):
+    """A compaction as any submitter needs it."""
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what :meth:`to_json` gave.
-
-        :raises InvalidArgument: the text is no such object.
-        """
-        try:
-            values = json.loads(text)
-            values["store"] = StoreSpec.from_json(json.dumps(values["store"]))
-            values["owner"] = Owner(**values["owner"])
-            values["wanted"] = Candidates(**values["wanted"])
-            values["submitter"] = values["submitter"] and Submitter.from_json(values["submitter"])
-            return cls(**values)
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, InvalidArgument):
-                raise
-            raise InvalidArgument(f"expected the arguments of a compaction as one JSON object: {error}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class CompactJob:
-    """A job as any submitter needs it: ``spark-submit --py-files … --conf … application arguments``."""
-
-    application: str
-    """Path of the program."""
-    py_files: str
-    """Path of the archive with the library."""
-    arguments: list[str]
-    """Arguments of the program; they hold no secret."""
     report_key: str
-    """The idempotency key whose result is the report, with the number of units in the place of each."""
+    """The idempotency key whose result is the report, with the number of units in place of the units."""
     problem_key: str
     """The idempotency key whose result is the error that the driver ended with."""
-    conf: dict[str, str] = field(default_factory=lambda: dict(CONF))
-    """Settings of Spark; a submitter may add to them."""
 
 
 def compact_job(
@@ -116,26 +58,24 @@ def compact_job(
     """Describe a compaction on Spark: its driver locks and publishes, its tasks read and write.
 
     :param queue_id: a queue without subscriptions, or a subscription.
-    :param store: description of the store, with a reference in the place of its password.
-    :param wanted: what is worth it.
-    :param owner: the task; a newer attempt of it takes over from an older one. By default one that nobody shares.
+    :param store: description of the store, with a reference in place of its password.
+    :param wanted: which units are worth a compaction.
+    :param owner: the task; a newer attempt of it takes over from an older one. By default no other job shares it.
     :param master: Spark's master, where it is known, to refuse what cannot work.
     :param start_timeout: seconds that Spark may take to start, and to find an executor.
     :param submitter: ``Submitter.here()`` where the driver runs beside this process and shall end with it.
-    :returns: what to submit. The program ends with 0; with 75 where trying again may help; else with 1.
+    :returns: what to submit.
     :raises ConfigurationError: the job could not work.
     """
-    if master is not None:
-        check_master(master)
-        refuse_remote_sqlite(master, store)
+    owner = owner or Owner.unique()
+    problem_key = f"compaction/{owner.attempt}/problem"
     arguments = CompactArguments(
         store=store,
         queue_id=queue_id,
-        owner=owner or Owner.unique(),
+        owner=owner,
         wanted=wanted or Candidates(),
         start_timeout=start_timeout,
         submitter=submitter,
+        problem_key=problem_key,
     )
-    return CompactJob(
-        str(APPLICATION), str(package_archive()), [arguments.to_json()], arguments.report_key, arguments.problem_key
-    )
+    return describe(CompactJob, arguments, master=master, report_key=arguments.report_key, problem_key=problem_key)

@@ -11,9 +11,9 @@ from pyspark import SparkContext
 from export_queue.core.drain import Problem
 from export_queue.core.errors import SparkJobFailed
 from export_queue.core.segments import Merge, Merged, UnitPlan
+from export_queue.core.spark.action import collect
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.compact_tasks import in_full, merge_task, packed
-from export_queue.core.spark.jobs import collect
 from export_queue.core.store import StoreSpec
 
 JOB_GROUP = "export-queue-compaction"

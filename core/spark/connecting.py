@@ -1,4 +1,4 @@
-"""How a driver whose tasks open the store comes to Spark: what they lack is said before any of them runs."""
+"""Connecting a driver to Spark; modules and secrets that tasks lack are reported before a task runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark import SparkContext
 
 from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references, refuse_unsendable
-from export_queue.core.spark.engine import ask_executors
+from export_queue.core.spark.engine import ask_executors, check_driver
 from export_queue.core.spark.masters import is_local, refuse_remote_sqlite
 from export_queue.core.spark.start import start_deadline, start_spark, submitted_settings
 from export_queue.core.store import StoreSpec
@@ -23,13 +23,16 @@ def connect(
 
     :param name: name of the application.
     :param store: what tasks open.
-    :param sink: what they open beside it.
-    :param modules: what they import.
+    :param sink: what else they open.
+    :param modules: what they import besides the driver of the store.
     :param seconds: how long Spark may take to start, and to find an executor.
     :returns: the connection, and the secrets that executors of another machine cannot look up.
-    :raises ConfigurationError: executors lack a module or a secret.
+    :raises ConfigurationError: this process or an executor lacks a module, or an executor lacks a secret.
     :raises SparkJobFailed: Spark did not start in time.
     """
+    if not store.is_sqlite:
+        modules = [*modules, "psycopg"]
+    check_driver(modules)
     wanted = references(store, sink)
     with start_deadline(seconds):
         refuse_unsendable(submitted_settings(), wanted)

@@ -1,53 +1,49 @@
-"""A drain as an application with arguments, which any submitter can run."""
+"""A drain as a job; importing this needs no PySpark."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Unpack
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
 
 from export_queue.core.drain import DrainOptions, DrainRequest, follower_options
+from export_queue.core.errors import InvalidArgument
 from export_queue.core.sinks import SinkSpec
-from export_queue.core.spark.archive import package_archive
-from export_queue.core.spark.arguments import START_SECONDS, DrainArguments
-from export_queue.core.spark.masters import check_master, refuse_remote_sqlite
+from export_queue.core.spark.job import START_SECONDS, Job, JobArguments, describe
 from export_queue.core.spark.submitter import Submitter
 from export_queue.core.store import StoreSpec
 
-APPLICATION = Path(__file__).with_name("drain_main.py")
 
-_QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-CONF = {
-    # Start-up is what a submission costs: no web server, and no optimising compiler for a job whose work is in
-    # Python and the databases.
-    "spark.ui.enabled": "false",
-    "spark.driver.extraJavaOptions": _QUICK_START,
-    "spark.executor.extraJavaOptions": _QUICK_START,
-    # Every line goes through the submitter's log.
-    "spark.log.level": "WARN",
-    "spark.ui.showConsoleProgress": "false",
-    # Two copies of a task would be right but of no use: both wait for the same sink.
-    "spark.speculation": "false",
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainArguments(JobArguments):
+    """The arguments of a drain's driver.
 
-
-@dataclass(frozen=True, slots=True)
-class DrainJob:
-    """A job as any submitter needs it: ``spark-submit --py-files … --conf … application arguments``.
-
-    On one machine set ``SPARK_LOCAL_IP=127.0.0.1`` in its environment, or Spark listens on the machine's address.
+    :param sink: the sink, with references in place of secrets.
+    :param request: parameters of the drain; its exporter is an import path.
+    :param max_parallel: the most tasks that drain at once; by default Spark's cores decide.
+    :param follow: whether the drain continues until it is told to stop.
     """
 
-    application: str
-    """Path of the program."""
-    py_files: str | None
-    """Path of the archive with the library."""
-    arguments: list[str]
-    """Arguments of the program; they hold no secret."""
-    conf: dict[str, str] = field(default_factory=lambda: dict(CONF))
-    """Settings of Spark; a submitter may add to them."""
-    drain_id: str = ""
-    """Under which the report is found in the store."""
+    kind: ClassVar[str] = "drain"
+    driver: ClassVar[str] = "export_queue.core.spark.drain_driver"
+    logger: ClassVar[str] = "export_queue.drain"
+
+    sink: SinkSpec
+    request: DrainRequest
+    max_parallel: int | None = None
+    follow: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_parallel is not None and (type(self.max_parallel) is not int or self.max_parallel < 1):
+            raise InvalidArgument(f"max_parallel: expected a whole number from 1, found {self.max_parallel!r}")
+        JobArguments.__post_init__(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainJob(Job):
+    """A drain as any submitter needs it."""
+
+    drain_id: str
+    """The id under which the store keeps the report."""
 
 
 def drain_job(
@@ -62,50 +58,36 @@ def drain_job(
     follow: bool = False,
     **options: Unpack[DrainOptions],
 ) -> DrainJob:
-    """Describe a drain on Spark: one submission, whose tasks share out what waits in all units.
+    """Describe a drain on Spark: one submission, whose tasks share the entries of all units.
 
     :param queue_id: the queue.
-    :param sink: description of the sink, with references in the place of secrets.
-    :param store: description of the store, with a reference in the place of its password.
+    :param sink: description of the sink, with references in place of secrets.
+    :param store: description of the store, with a reference in place of its password.
     :param max_parallel: the most tasks that drain at once; by default Spark's cores decide.
     :param master: Spark's master, where it is known, to refuse what cannot work.
     :param start_timeout: seconds that Spark may take to start, and to find an executor.
     :param submitter: ``Submitter.here()`` where the driver runs beside this process (client modes) and shall end with
         it, even if ``spark-submit`` survives.
-    :param follow: go on, and bring entries soon after their commit, until SIGTERM reaches the driver, its parent has
-        gone, or ``time_limit`` is over: then the program ends with 0. Its reports have ``drain_id`` with ``-1``,
-        ``-2``, … behind it, and at least one a minute while entries come.
+    :param follow: continue, and deliver entries soon after their commit, until SIGTERM reaches the driver, its parent
+        has gone, or ``time_limit`` is over: then the program ends with 0. Its reports are named ``drain_id`` plus
+        ``-1``, ``-2``, …, with at least one a minute while entries come.
     :param options: as :func:`~export_queue.core.drain.drain` takes them. The exporter is an import path, which driver
         and executors must be able to follow. A new submission of the same owner's task takes over from an older one.
-    :returns: what to submit. The program ends with 0; with 75 where trying again may help; else with 1.
+    :returns: what to submit.
     :raises ConfigurationError: the job could not work, or an option is unknown.
     """
-    request = DrainRequest.of(queue_id, sink.name, follower_options(options) if follow else options)
     arguments = DrainArguments(
         store=store,
         sink=sink,
-        request=request,
+        request=DrainRequest.of(queue_id, sink.name, follower_options(options) if follow else options),
         max_parallel=max_parallel,
         start_timeout=start_timeout,
         submitter=submitter,
         follow=follow,
     )
-    return describe_job(arguments, master)
+    return describe_drain(arguments, master)
 
 
-def describe_job(arguments: DrainArguments, master: str | None = None) -> DrainJob:
-    """Describe the job of some arguments; see :func:`drain_job`.
-
-    :param arguments: arguments of the driver.
-    :param master: Spark's master, where it is known, to refuse what cannot work.
-    :raises ConfigurationError: the job could not work.
-    """
-    if master is not None:
-        check_master(master)
-        refuse_remote_sqlite(master, arguments.store, arguments.sink)
-    return DrainJob(
-        application=str(APPLICATION),
-        py_files=str(package_archive()),
-        arguments=[arguments.to_json()],
-        drain_id=arguments.request.drain_id,
-    )
+def describe_drain(arguments: DrainArguments, master: str | None = None) -> DrainJob:
+    """Describe the job of a drain's arguments; see :func:`drain_job`."""
+    return describe(DrainJob, arguments, master=master, sink=arguments.sink, drain_id=arguments.request.drain_id)

@@ -30,8 +30,8 @@ from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import SinkSpec, opened_sink
+from export_queue.core.spark.action import collect
 from export_queue.core.spark.carried_secrets import CarriedSecrets
-from export_queue.core.spark.jobs import collect
 from export_queue.core.spark.masters import shares_process
 from export_queue.core.spark.tasks import TaskSetup, drain_task
 from export_queue.core.store import Database, StoreSpec

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from export_queue.core.client import Store, TransactionContext, long_transaction
 from export_queue.core.errors import AlreadyCommitted, InvalidArgument
 from export_queue.core.segments import TARGET_BYTES, begin_load
+from export_queue.core.spark.action import JobProgress, collect
 from export_queue.core.spark.engine import ask_executors, check_driver
 from export_queue.core.spark.frames import sorted_entries
 from export_queue.core.spark.job_commit import check_complete, report_of, stage_files
-from export_queue.core.spark.jobs import JobProgress, collect
 from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.load_tasks import OUTCOME, LoadSetup, Outcome, collect_files, load_task
 from export_queue.core.spark.plain_adds import add_plainly

@@ -1,11 +1,10 @@
-"""The driver of a load that was submitted: it asks the user's function for a DataFrame, and adds that."""
+"""A load in its driver: it calls the user's function and adds the DataFrame that it returns."""
 
 from __future__ import annotations
 
 import inspect
-import logging
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -14,33 +13,14 @@ from export_queue.core.callables import check_runs, returned
 from export_queue.core.errors import ConfigurationError, InvalidArgument
 from export_queue.core.references import import_object
 from export_queue.core.spark.load_job import LoadArguments
-from export_queue.core.spark.load_report import LoadReport
-from export_queue.core.spark.problems import problem_kept
-from export_queue.core.spark.program import run_program
 from export_queue.core.spark.start import start_deadline, start_spark
-from export_queue.core.spark.watchdog import stop_when_orphaned
 from export_queue.core.spark.write import write_transactional
 
 _IMPORT_HINT = "install the module where Spark's Python is, or give its file as py_files"
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run the load and end the process.
-
-    :param arguments: one text, of :meth:`LoadArguments.to_json`.
-    """
-    run_program("load", arguments, _run, log=logging.getLogger("export_queue"))
-
-
-def _run(text: str) -> None:
-    parsed = LoadArguments.from_json(text)
-    stop_when_orphaned(parsed.submitter)
-    with problem_kept(parsed.store, parsed.problem_key):
-        load(parsed)
-
-
-def load(arguments: LoadArguments) -> LoadReport:
-    """Add the DataFrame that the user's function makes."""
+def run(arguments: LoadArguments) -> list[str]:
+    """Add the DataFrame that the user's function makes; see :attr:`JobArguments.driver`."""
     function = find_frame(arguments.frame)
     try:
         inspect.signature(function).bind(None, **arguments.frame_arguments)
@@ -57,9 +37,9 @@ def load(arguments: LoadArguments) -> LoadReport:
         raise ConfigurationError(f"{arguments.frame}: {error}", hint=_IMPORT_HINT) from error
     if not isinstance(frame, DataFrame):
         raise InvalidArgument(f"{arguments.frame}: expected a DataFrame, found {type(frame).__name__}")
-    report = write_transactional(frame, arguments.store, **arguments.options)
+    write_transactional(frame, arguments.store, **arguments.options)
     spark.stop()  # after an error the end of the process does it
-    return report
+    return []  # write_transactional has logged the report
 
 
 def find_frame(path: str) -> Callable[..., Any]:

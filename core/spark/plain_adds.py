@@ -20,11 +20,11 @@ from export_queue.core.drain import Problem
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.queue import Queue, hash_of
 from export_queue.core.retry import Retry
+from export_queue.core.spark.action import JobProgress, collect
 from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets
 from export_queue.core.spark.encoding import key_bytes, place, value_bytes
 from export_queue.core.spark.engine import ask_executors
 from export_queue.core.spark.frames import entry_columns, parts_by_queue
-from export_queue.core.spark.jobs import JobProgress, collect
 from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.masters import is_local
 from export_queue.core.spark.targets import Target, Targets

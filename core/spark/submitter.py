@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
-
-from export_queue.core.errors import InvalidArgument
+from typing import Self
 
 _ENDED = ("Z", "X")
 
@@ -41,21 +39,6 @@ class Submitter:
         """Whether the process runs; one that has ended and waits for its parent does not."""
         facts = _facts(self.pid)
         return facts is not None and facts[0] not in _ENDED and facts[1] == self.started
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {"pid": self.pid, "started": self.started, "namespace": self.namespace}
-
-    @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Self:
-        """Read what :meth:`to_json` gave.
-
-        :raises InvalidArgument: it is something else.
-        """
-        try:
-            return cls(int(found["pid"]), int(found["started"]), str(found["namespace"]))
-        except (KeyError, TypeError, ValueError):
-            raise InvalidArgument("submitter: expected an object with pid, started and namespace") from None
 
 
 def _facts(pid: int) -> tuple[str, int] | None:

@@ -98,7 +98,7 @@ def test_the_demo_proves_every_store_and_shows_no_password(tmp_path: Path) -> No
 
     assert password is not None
     secret = password.encode()
-    assert any(b"drain_main" in line for line in seen), "no Spark driver was seen"
+    assert any(b"job_main" in line for line in seen), "no Spark driver was seen"
     assert not [line for line in seen if secret in line], "a command line shows the password"
     assert password not in text
     holding = [file for file in (tmp_path / ".demo").rglob("*") if file.is_file() and secret in file.read_bytes()]

@@ -98,7 +98,7 @@ def test_arguments_are_templated_and_the_report_is_returned(orders: Store, run_d
     report = run.result("it")
     assert (report["inputs"], report["outputs"], report["units"], report["read"], report["lost"]) == (10, 2, 2, 100, 0)
     (call,) = spark.calls()
-    assert call["arguments"][-2].endswith("compact_main.py")
+    assert call["arguments"][-2].endswith("job_main.py")
     assert call["arguments"][call["arguments"].index("--py-files") + 1].endswith(",/mine.zip")
     job = CompactArguments.from_json(call["arguments"][-1])
     assert (job.queue_id, job.wanted.least, job.owner.task) == ("orders", 2, f"spark_compact/{run.run_id}/it")

@@ -16,10 +16,7 @@ from tests.support.servers import free_port
 from export_queue.core.client import Store
 from export_queue.core.errors import SparkJobFailed
 from export_queue.core.spark import DrainArguments, LoadArguments, check_answers
-from export_queue.core.spark.drain_job import APPLICATION as DRAIN
-from export_queue.core.spark.drain_job import CONF as DRAIN_CONF
-from export_queue.core.spark.load_job import APPLICATION as LOAD
-from export_queue.core.spark.load_job import CONF as LOAD_CONF
+from export_queue.core.spark.job import APPLICATION, CONF, QUICK_CONF
 from export_queue.operators import ExportQueueSparkDrainOperator, ExportQueueSparkLoadOperator
 
 PASSWORD = "kept-secret-4712"
@@ -112,9 +109,9 @@ def test_a_standalone_cluster_runs_the_python_that_is_named_and_gets_no_password
     assert words[:2] == ["--master", "spark://master.example:7077"]
     assert py_files.startswith("/")
     assert py_files.endswith(",/mine/my_exports.py")
-    assert words[-2] == str(DRAIN)
+    assert words[-2] == str(APPLICATION)
     assert "--deploy-mode" not in words
-    assert settings == DRAIN_CONF
+    assert settings == QUICK_CONF
     assert variables["PYSPARK_PYTHON"] == variables["PYSPARK_DRIVER_PYTHON"] == "/opt/spark-environment/bin/python"
     job = DrainArguments.from_json(words[-1])
     assert (job.store.secret, job.sink.secrets) == ("env:XQ_STORE_PASSWORD", {"password": job.sink.secrets["password"]})
@@ -136,9 +133,9 @@ def test_yarns_client_mode_leaves_the_python_of_executors_to_sparks_settings(
     words, settings, variables = submitted(spark, operator)
     assert words[:2] == ["--master", "yarn"]
     assert words[words.index("--archives") + 1] == "/mine/environment.tar.gz#environment"
-    assert settings == {**(DRAIN_CONF if kind == "drain" else LOAD_CONF), **own}
+    assert settings == {**(QUICK_CONF if kind == "drain" else CONF), **own}
     assert "PYSPARK_PYTHON" not in variables
-    assert words[-2] == str(DRAIN if kind == "drain" else LOAD)
+    assert words[-2] == str(APPLICATION)
 
 
 @pytest.mark.parametrize(

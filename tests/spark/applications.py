@@ -18,7 +18,7 @@ from tests.spark.conftest import is_running
 from tests.support.waiting import wait_until
 
 from export_queue.core.spark.archive import package_archive
-from export_queue.core.spark.load_job import CONF
+from export_queue.core.spark.job import CONF
 
 HERE = Path(__file__).parent
 EXECUTORS = 2

@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 
 from export_queue.core.client import Store
 from export_queue.core.spark import DrainJob
-from export_queue.core.spark.drain_job import CONF
+from export_queue.core.spark.job import QUICK_CONF as CONF
 
 ROOT = Path(__file__).parents[2]
 

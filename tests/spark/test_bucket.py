@@ -10,7 +10,7 @@ from tests.support.golden import GOLDEN_HASHES
 
 from export_queue.core.queue import bucket
 from export_queue.core.spark.archive import package_archive
-from export_queue.core.spark.drain_job import CONF
+from export_queue.core.spark.job import QUICK_CONF as CONF
 
 COUNTS = (1, 2, 7, 1009, 1_000_000)
 PROGRAM = """

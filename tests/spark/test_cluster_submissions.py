@@ -123,7 +123,7 @@ def test_kubernetes_is_given_a_driver_whose_secrets_are_references(shell: Shell)
     (container,) = pod["spec"]["containers"]
     assert container["image"] == "registry.example/exports:1"
     assert pod["spec"]["serviceAccountName"] == "spark"
-    application = "local:///opt/export_queue/drain_main.py"
+    application = "local:///opt/export_queue/job_main.py"
     assert container["args"][-4:] == ["--class", "org.apache.spark.deploy.PythonRunner", application, *job.arguments]
     variables = {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
     assert variables["STORE_PASSWORD"] == {"secretKeyRef": {"name": "exports", "key": "store"}}
@@ -162,4 +162,4 @@ def test_an_image_without_the_library_gets_it_from_a_folder_that_pods_share(shel
     application = Path(pod["spec"]["containers"][0]["args"][-2].removeprefix("file://"))
     assert application.parent.parent == shared
     assert application.read_bytes() == Path(job.application).read_bytes()
-    assert {path.name for path in shared.rglob("*.*")} == {"drain_main.py", Path(job.py_files).name, "my_exports.py"}
+    assert {path.name for path in shared.rglob("*.*")} == {"job_main.py", Path(job.py_files).name, "my_exports.py"}

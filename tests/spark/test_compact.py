@@ -24,9 +24,9 @@ from export_queue.core.locks import Owner, revoke, standing_locks
 from export_queue.core.segments import Candidates, CompactionReport, compact, compaction, vacuum_segments
 from export_queue.core.sinks import MemorySink
 from export_queue.core.spark import CompactJob, compact_job, compact_merger, merge_by_tasks
+from export_queue.core.spark.action import collect
 from export_queue.core.spark.compact_merger import SparkMerger
 from export_queue.core.spark.compact_tasks import merge_task
-from export_queue.core.spark.jobs import collect
 from export_queue.core.store import StoreSpec
 
 FEW = Candidates(least=2)

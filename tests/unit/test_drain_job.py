@@ -39,7 +39,7 @@ def arguments(**options):
 
 def test_a_job_is_a_program_an_archive_and_one_text_of_arguments():
     job = drain_job(**MINIMUM, ranges=[Range(0, 101), [202, 303]])
-    assert Path(job.application).name == "drain_main.py"
+    assert Path(job.application).name == "job_main.py"
     assert Path(job.application).exists()
     assert job.drain_id == "t"
     (text,) = job.arguments
@@ -51,6 +51,7 @@ def test_a_job_is_a_program_an_archive_and_one_text_of_arguments():
 
 def test_arguments_survive_json():
     given = arguments(exporter="m:f", if_locked="skip", ranges=[[0, 5]], retry=Retry(attempts=2, seconds=9))
+    given = dataclasses.replace(given, submitter=Submitter.here())
     assert DrainArguments.from_json(given.to_json()) == given
 
 
@@ -194,7 +195,6 @@ def test_masters_that_can_run_a_drain_are_let_through():
 def test_the_submitter_is_known_beyond_the_reuse_of_its_number():
     here = Submitter.here()
     assert here is not None
-    assert Submitter.from_json(json.loads(json.dumps(here.to_json()))) == here
     assert here.is_alive
     assert here.is_in_sight
     assert not dataclasses.replace(here, started=here.started - 1).is_alive

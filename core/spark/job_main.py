@@ -1,4 +1,4 @@
-"""The program of a bulk load: ``spark-submit load_main.py ARGUMENTS``."""
+"""The program of every job: ``spark-submit job_main.py ARGUMENTS``."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from export_queue.core.spark.pyspark_path import prefer_installed_pyspark  # noq
 
 prefer_installed_pyspark()
 
-from export_queue.core.spark.load_driver import main  # noqa: E402
+from export_queue.core.spark.driver import main  # noqa: E402
 
 if __name__ == "__main__":
     main(sys.argv[1:])

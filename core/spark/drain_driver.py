@@ -1,0 +1,108 @@
+"""A drain in its driver: it claims, has Spark's tasks drain, and stores the report."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+from export_queue.core.client import Store
+from export_queue.core.drain import Deadline, DrainReport, DrainRequest, filled_in, run_drain
+from export_queue.core.errors import SparkJobFailed
+from export_queue.core.sinks import SinkSpec
+from export_queue.core.spark.connecting import connect
+from export_queue.core.spark.drain_job import DrainArguments
+from export_queue.core.spark.engine import SparkEngine
+from export_queue.core.spark.follow import LATE_SECONDS, ROUND_SECONDS, follow_with
+from export_queue.core.spark.terminal import shown_bar
+from export_queue.core.spark.watchdog import note_stops
+from export_queue.core.store import Database
+
+_LAST_SECONDS = 5.0
+"""For the reports and leases of a follower whose jobs have ended."""
+
+
+def run(arguments: DrainArguments) -> list[str]:
+    """Drain or follow; see :attr:`JobArguments.driver`."""
+    report = follow_on_spark(arguments) if arguments.follow else drain_on_spark(arguments)
+    return [report.line()]
+
+
+def drain_on_spark(arguments: DrainArguments) -> DrainReport:
+    """Drain on the Spark that this program was submitted to.
+
+    :param arguments: arguments of the driver; each call is another attempt of the same task.
+    :returns: the report; it is stored under the id of the drain, also when the drain fails.
+    """
+    request = arguments.request.another_attempt()
+    deadline = Deadline.after(request.time_limit)
+    with contextlib.closing(Store(arguments.store.open())) as store:
+        engine = _spark_engine(store.database, arguments, request, deadline)
+        with shown_bar(f"{request.queue_id} → {request.sink_name}") as on_left:
+            return run_drain(store, request, engine, deadline=deadline, on_left=on_left)
+
+
+def follow_on_spark(arguments: DrainArguments) -> DrainReport:
+    """Follow on the Spark that this program was submitted to, until SIGTERM comes or the time is over.
+
+    :param arguments: arguments of the driver; each call is another attempt of the same task.
+    :returns: the sum of all reports.
+    """
+    request = arguments.request.another_attempt()
+    with (
+        contextlib.closing(Store(arguments.store.open())) as store,
+        _spark_engine(store.database, arguments, request, Deadline()) as engine,
+    ):
+        # not before: a start that waits for executors is ended at once
+        stop = note_stops(late_seconds=ROUND_SECONDS + LATE_SECONDS + _LAST_SECONDS)
+        return follow_with(store, engine, engine.request, stop=stop)
+
+
+@contextlib.contextmanager
+def _spark_engine(
+    database: Database, arguments: DrainArguments, request: DrainRequest, deadline: Deadline
+) -> Iterator[SparkEngine]:
+    filled, exporter = filled_in(database, request.queue_id, arguments.sink, request.exporter)
+    store, sink, request = arguments.store, cast(SinkSpec, filled), replace(request, exporter=exporter)
+    ends_ms = _on_the_clock_of(database, deadline)
+    try:
+        context, secrets = connect(
+            f"export queue: drain {request.queue_id}",
+            store=store,
+            sink=sink,
+            modules=_modules(sink, exporter),
+            seconds=min(arguments.start_timeout, deadline.left()),
+        )
+    except SparkJobFailed:
+        deadline.check()
+        raise
+    yield SparkEngine(context, database, store, sink, request, arguments.max_parallel, secrets, deadline, ends_ms)
+    context.stop()  # after an error the end of the process does it
+
+
+def _on_the_clock_of(database: Database, deadline: Deadline) -> int | None:
+    """Tell at which moment of the store's clock, in milliseconds, the time of a drain is over; None for none."""
+    deadline.check()
+    if deadline.time_limit is None:
+        return None
+    with database.read() as work:
+        return work.now() + int(deadline.left() * 1000)
+
+
+def _modules(sink: SinkSpec, exporter: object | None) -> list[str]:
+    """Name what tasks import besides the driver of the store."""
+    modules = ["export_queue.core.spark.tasks", *_sink_modules(sink)]
+    if isinstance(exporter, str):
+        modules.append(exporter.partition(":")[0])
+    return modules
+
+
+def _sink_modules(sink: SinkSpec) -> list[str]:
+    if sink.leaves() != (sink,):
+        return [module for part in sink.leaves() for module in _sink_modules(part)]
+    if ":" in sink.kind:
+        return [sink.kind.partition(":")[0]]
+    if sink.kind == "sql" and str(sink.options.get("url", "")).startswith("postgresql"):
+        return ["psycopg"]
+    return [sink.kind] if sink.kind in ("elasticsearch", "redis") else []
