@@ -1,4 +1,4 @@
-"""The command line's frame: the program, the options that commands share, opening a store and showing rows."""
+"""The command line's frame: the program, its exit status, and how results are shown."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from export_queue.core.cli.naming import open_named_store
-from export_queue.core.cli.passwords import refuse_passwords
 from export_queue.core.cli.stopping import status_of
-from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.core.printable import PrintableLines, printable
 
@@ -53,28 +50,6 @@ class _Program(TyperGroup):
 app = typer.Typer(
     cls=_Program, no_args_is_help=True, help="Set a store of export queues up, look at it, and drain its queues."
 )
-
-Url = Annotated[
-    str,
-    typer.Option(
-        "--store",
-        envvar="EXPORT_QUEUE_STORE",
-        callback=refuse_passwords,
-        help="sqlite:///path, postgresql://user@host/db, env:NAME of such a URL, or the id of an Airflow connection",
-    ),
-]
-Password = Annotated[
-    str | None,
-    typer.Option(
-        "--password", help="reference to the password: env:NAME, file:PATH or module:function; never the password"
-    ),
-]
-Schema = Annotated[str, typer.Option("--schema", help="PostgreSQL schema that holds the store")]
-BehindPooler = Annotated[
-    bool,
-    typer.Option("--behind-pooler", help="the URL leads to a pooler in transaction mode, such as PgBouncer's"),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -119,14 +94,6 @@ def _refuse_halves(arguments: Sequence[str]) -> None:
         except UnicodeEncodeError:
             print(f"argument {place}: expected UTF-8, found other bytes", file=sys.stderr)
             sys.exit(WRONG_USE)
-
-
-def open_store(url: str, password: str | None, schema: str, *, behind_pooler: bool) -> Store:
-    """Open the store that a command's options name; leaving a ``with`` block closes it.
-
-    :param password: a reference to the password.
-    """
-    return open_named_store(url, password=password, schema=schema, behind_pooler=behind_pooler)
 
 
 def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str] = ()) -> None:

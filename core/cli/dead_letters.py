@@ -5,26 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
+from typing_extensions import override
 
-from export_queue.core.cli.console import (
-    AsJson,
-    BehindPooler,
-    Password,
-    Schema,
-    Url,
-    app,
-    bytes_of_hex,
-    open_store,
-    say,
-    show,
-    shown_delete,
-    text_of_bytes,
-    utc_time,
-)
-from export_queue.core.cli.queues import QueueId, hidden_reader, readers_of
+from export_queue.core.cli.console import app, bytes_of_hex, say, show, shown_delete, text_of_bytes, utc_time
+from export_queue.core.cli.options import AsJson, QueueId, StoreOptions, Who, command
+from export_queue.core.cli.queues import hidden_reader, readers_of
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.printable import printable
@@ -33,13 +22,7 @@ from export_queue.core.queue import ALL_DEAD_LETTERS, DeadLetter, DeadLetterFilt
 dead = typer.Typer(no_args_is_help=True, help="Entries that drains set aside: see why, send them again, or drop them.")
 app.add_typer(dead, name="dead")
 
-Key = Annotated[str | None, typer.Option(help="only entries of this key: text, or a number")]
-KeyHex = Annotated[str | None, typer.Option(help="the same, for other keys: their bytes as hexadecimal digits")]
-Seq = Annotated[int | None, typer.Option(help="only the entry of this sequence")]
-Error = Annotated[str | None, typer.Option(help="only letters with this class of error")]
-OfDrain = Annotated[str | None, typer.Option(help="only letters of the drain of this id")]
 Limit = Annotated[int, typer.Option(min=1, help="most letters, oldest entries first")]
-Who = Annotated[str | None, typer.Option(help="name for the record; by default user and host")]
 
 _LINE = 100
 """Characters of a line of a reason."""
@@ -47,18 +30,40 @@ _REASON = 300
 """Characters of a reason that a list shows."""
 
 
-@dead.command("list")
+@dataclass(frozen=True, kw_only=True)
+class EntryOptions:
+    """The options that name the entry of a letter."""
+
+    key: Annotated[str | None, typer.Option(help="only entries of this key: text, or a number")] = None
+    key_hex: Annotated[str | None, typer.Option(help="the same, for other keys: their bytes as hexadecimal digits")] = (
+        None
+    )
+    seq: Annotated[int | None, typer.Option(help="only the entry of this sequence")] = None
+
+    def filter(self) -> DeadLetterFilter:
+        """Return what the options name."""
+        if self.key is not None and self.key_hex is not None:
+            raise InvalidArgument("a key is given by --key or by --key-hex, not by both")
+        return DeadLetterFilter(key=self.key if self.key_hex is None else bytes_of_hex(self.key_hex), seq=self.seq)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LetterOptions(EntryOptions):
+    """The options that name letters."""
+
+    error: Annotated[str | None, typer.Option(help="only letters with this class of error")] = None
+    drain_id: Annotated[str | None, typer.Option(help="only letters of the drain of this id")] = None
+
+    @override
+    def filter(self) -> DeadLetterFilter:
+        return replace(EntryOptions.filter(self), error_class=self.error, drain_id=self.drain_id)
+
+
+@command("list", of=dead)
 def list_letters(
     queue_id: QueueId,
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    key: Key = None,
-    key_hex: KeyHex = None,
-    seq: Seq = None,
-    error: Error = None,
-    drain_id: OfDrain = None,
+    store: StoreOptions,
+    named: LetterOptions,
     after: Annotated[
         str | None, typer.Option(help="go on after this letter: its seq and key_hex as SEQ:KEY_HEX, from --json")
     ] = None,
@@ -66,8 +71,8 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """List letters and their reasons; values are not shown."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        which = _filter(key, key_hex, seq, error, drain_id)
+    with store.open() as opened:
+        which = named.filter()
         place = None if after is None else _place(after)
         found = _letters(opened, queue_id, which, after=place, limit=limit)
     rows = [_row(reader, letter) for reader, letter in found]
@@ -110,25 +115,20 @@ def _letters(
     return [one for one in found if one[1].place <= found[limit - 1][1].place] if len(found) > limit else found
 
 
-@dead.command("show")
+@command("show", of=dead)
 def show_letters(
     queue_id: QueueId,
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    key: Key = None,
-    key_hex: KeyHex = None,
-    seq: Seq = None,
+    store: StoreOptions,
+    named: EntryOptions,
     value: Annotated[bool, typer.Option("--value", help="show the entry's value too")] = False,
     limit: Limit = 10,
     as_json: AsJson = False,
 ) -> None:
     """Show the letters of one key whole, their values only on request."""
-    if key is None and key_hex is None:
+    if named.key is None and named.key_hex is None:
         raise typer.BadParameter("which letter? give --key or --key-hex")
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        which = _filter(key, key_hex, seq, None, None)
+    with store.open() as opened:
+        which = named.filter()
         found = _letters(opened, queue_id, which, limit=limit, values=value)
     rows = [_row(name, letter) | ({"value": text_of_bytes(letter.value)} if value else {}) for name, letter in found]
     if as_json or not rows:
@@ -138,26 +138,19 @@ def show_letters(
         print("\n".join(f"{name:<12} {printable(found)}" for name, found in row.items()), end="\n\n")
 
 
-@dead.command()
+@command(of=dead)
 def retry(
     queue_id: QueueId,
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    key: Key = None,
-    key_hex: KeyHex = None,
-    seq: Seq = None,
-    error: Error = None,
-    drain_id: OfDrain = None,
+    store: StoreOptions,
+    named: LetterOptions,
     limit: Limit = 1000,
     wait: Annotated[float, typer.Option(min=0, help="seconds to wait for drains of the letters' units")] = 600,
     who: Who = None,
     as_json: AsJson = False,
 ) -> None:
     """Put letters back into the queue, under their own sequences; the next drain sends them again."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        which = _filter(key, key_hex, seq, error, drain_id)
+    with store.open() as opened:
+        which = named.filter()
         moved = opened.dead_letters.retry(queue_id, which, limit=limit, lock_timeout=wait, who=who)
         left, others = _left(opened, queue_id, which)
     show([{"queue": queue_id, "requeued": moved, "left": left}], as_json=as_json)
@@ -165,26 +158,19 @@ def retry(
         say(_told_others(others))
 
 
-@dead.command()
+@command(of=dead)
 def drop(
     queue_id: QueueId,
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    key: Key = None,
-    key_hex: KeyHex = None,
-    seq: Seq = None,
-    error: Error = None,
-    drain_id: OfDrain = None,
+    store: StoreOptions,
+    named: LetterOptions,
     everything: Annotated[bool, typer.Option("--all", help="all letters of the queue")] = False,
     limit: Limit = 1000,
     who: Who = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete letters for good: their entries reach no sink. The store keeps the name of the caller."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        which = _filter(key, key_hex, seq, error, drain_id)
+    with store.open() as opened:
+        which = named.filter()
         if (which == ALL_DEAD_LETTERS) != everything:
             raise typer.BadParameter("which letters? name some by --key, --seq, --error or --drain-id, or say --all")
         dropped = opened.dead_letters.drop(queue_id, which, limit=limit, who=who)
@@ -202,15 +188,6 @@ def _left(store: Store, queue_id: str, which: DeadLetterFilter) -> tuple[int, in
 
 def _told_others(others: int) -> str:
     return f"The queue has {others} more dead {'letters' if others > 1 else 'letter'} that the options do not name."
-
-
-def _filter(
-    key: str | None, key_hex: str | None, seq: int | None, error: str | None, drain_id: str | None
-) -> DeadLetterFilter:
-    if key is not None and key_hex is not None:
-        raise InvalidArgument("a key is given by --key or by --key-hex, not by both")
-    given = key if key_hex is None else bytes_of_hex(key_hex)
-    return DeadLetterFilter(key=given, seq=seq, error_class=error, drain_id=drain_id)
 
 
 def _place(text: str) -> tuple[int, bytes]:

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import sys
 import uuid
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal, cast
 
 import typer
 
-from export_queue.core.cli.console import (
-    AsJson,
-    BehindPooler,
-    Password,
-    Schema,
-    Url,
-    app,
-    open_store,
-    print_json,
-    say,
-)
+from export_queue.core.cli.console import print_json, say
 from export_queue.core.cli.loading import search_current_folder
-from export_queue.core.cli.naming import named_sink
+from export_queue.core.cli.options import AsJson, QueueId, SinkName, SinkOptions, SinkText, StoreOptions, command
 from export_queue.core.cli.progress import shown_lines, shown_progress
-from export_queue.core.cli.sink_options import SinkName, SinkOptions, SinkSecrets, SinkText
 from export_queue.core.cli.stopping import StopSignals, sigterm_interrupts, status_of
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainOptions, DrainReport, DrainRequest, drain_as_requested, follow
@@ -31,36 +21,44 @@ from export_queue.core.printable import printable
 from export_queue.core.sinks import SinkSpec
 
 
-@app.command()
-def drain(
-    queue_id: Annotated[str, typer.Argument(metavar="QUEUE", help="id of the queue")],
-    sink: SinkText,
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    sink_option: SinkOptions = None,
-    sink_secret: SinkSecrets = None,
-    sink_name: SinkName = None,
+@dataclass(frozen=True, kw_only=True)
+class DrainChoice:
+    """The options of a drain, as :class:`DrainOptions` names them."""
+
     exporter: Annotated[
         str | None,
         typer.Option(metavar="MODULE:NAME", help="exporter; by default the stored one, or a record an entry"),
-    ] = None,
+    ] = None
     ranges: Annotated[
         list[str] | None, typer.Option("--range", metavar="FIRST:END[:LAYOUT]", help="only these buckets, whole units")
-    ] = None,
+    ] = None
     if_locked: Annotated[
         Literal["wait", "skip", "fail"] | None, typer.Option(help="ranges that others hold: wait, skip or fail; wait")
-    ] = None,
-    lock_timeout: Annotated[float | None, typer.Option(min=0, help="seconds to wait for other drains; 600")] = None,
+    ] = None
+    lock_timeout: Annotated[float | None, typer.Option(min=0, help="seconds to wait for other drains; 600")] = None
     time_limit: Annotated[
         float | None,
         typer.Option(min=0, help="seconds after which to end, with status 75; with --follow its end, with 0"),
-    ] = None,
+    ] = None
     on_error: Annotated[
         Literal["dead_letter", "fail"] | None, typer.Option(help="refused entries: dead_letter or fail; dead_letter")
-    ] = None,
-    max_dead: Annotated[int | None, typer.Option(min=0, help="most entries that may be set aside; 1000")] = None,
+    ] = None
+    max_dead: Annotated[int | None, typer.Option(min=0, help="most entries that may be set aside; 1000")] = None
+
+    def options(self) -> DrainOptions:
+        """Return the options, under a name of the drain's own."""
+        ranges = None if self.ranges is None else [_range(text) for text in self.ranges]
+        return cast(DrainOptions, {**vars(self), "ranges": ranges, "drain_id": uuid.uuid4().hex})
+
+
+@command()
+def drain(
+    queue_id: QueueId,
+    sink: SinkText,
+    store: StoreOptions,
+    sink_options: SinkOptions,
+    chosen: DrainChoice,
+    sink_name: SinkName = None,
     goes_on: Annotated[
         bool, typer.Option("--follow", help="go on, and bring entries soon after their commit, until SIGTERM or Ctrl-C")
     ] = False,
@@ -74,19 +72,10 @@ def drain(
     """
     search_current_folder()
     with (
-        named_sink(sink, options=sink_option or (), secrets=sink_secret or (), name=sink_name) as described,
-        open_store(store, password, schema, behind_pooler=behind_pooler) as opened,
+        sink_options.describe(sink, name=sink_name) as described,
+        store.open() as opened,
     ):
-        options: DrainOptions = {
-            "exporter": exporter,
-            "ranges": None if ranges is None else [_range(text) for text in ranges],
-            "if_locked": if_locked,
-            "lock_timeout": lock_timeout,
-            "time_limit": time_limit,
-            "on_error": on_error,
-            "max_dead": max_dead,
-            "drain_id": uuid.uuid4().hex,
-        }
+        options = chosen.options()
         if goes_on:
             _tell(_follow(opened, queue_id, described, options), as_json=as_json)
             return

@@ -7,14 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from export_queue.core.cli.console import (
-    AsJson,
-    BehindPooler,
-    Password,
-    Schema,
-    Url,
-    app,
     bytes_of_hex,
-    open_store,
     print_json,
     seq_time,
     show,
@@ -23,7 +16,8 @@ from export_queue.core.cli.console import (
     text_of_bytes,
     utc_time,
 )
-from export_queue.core.cli.queues import QueueId, hidden_reader, readers_of
+from export_queue.core.cli.options import AsJson, QueueId, StoreOptions, command
+from export_queue.core.cli.queues import hidden_reader, readers_of
 from export_queue.core.client import Store
 from export_queue.core.drain import FinishedDrain, KeyStory
 from export_queue.core.errors import CodecError, InvalidArgument
@@ -33,13 +27,10 @@ from export_queue.core.queue import DeadLetter, QueuedEntry
 KeyHex = Annotated[str | None, typer.Option(help="a key that is not text, as hexadecimal digits")]
 
 
-@app.command()
+@command()
 def peek(
     queue_id: QueueId,
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="most entries of a reader")] = 10,
     key: Annotated[str | None, typer.Option(help="only entries of this key")] = None,
     key_hex: KeyHex = None,
@@ -47,7 +38,7 @@ def peek(
     as_json: AsJson = False,
 ) -> None:
     """Show the entries that wait, in the order in which a drain takes them; nothing is removed."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         chosen = None if key is None and key_hex is None else _key(opened, queue_id, key, key_hex)
         rows = [
             {"queue": reader.id, **_entry(one)} | ({"value": text_of_bytes(one.value)} if values else {})
@@ -61,19 +52,16 @@ def peek(
     )
 
 
-@app.command()
+@command()
 def why(
     queue_id: QueueId,
-    store: Url,
+    store: StoreOptions,
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="the key")] = None,
     key_hex: KeyHex = None,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
     as_json: AsJson = False,
 ) -> None:
     """Tell what the store knows of one key: its last commit, what waits, what is dead, and which drains came by."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         chosen = _key(opened, queue_id, key, key_hex)
         stories = [opened.why(reader.id, chosen) for reader in readers_of(opened, queue_id)]
     if as_json and [story.queue.id for story in stories] == [queue_id]:

@@ -8,28 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, say, show
+from export_queue.core.cli.console import say, show
+from export_queue.core.cli.options import AsJson, StoreOptions, Who, command
 from export_queue.core.transactions import IdempotencyState
 
 
-@app.command()
+@command()
 def idempotency(
     name: Annotated[
         str, typer.Argument(metavar="KEY", help="the unit of work; of a task: dag/run/task or dag/run/task/map index")
     ],
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     close: Annotated[bool, typer.Option("--close", help="let the same unit of work take effect anew")] = False,
-    who: Annotated[str | None, typer.Option(help="name for the record of --close; by default user and host")] = None,
+    who: Who = None,
     as_json: AsJson = False,
 ) -> None:
     """Show whether a unit of work has taken effect, and with which result.
 
     The status shows a mark of a key that was closed, until the complete command closes the mark.
     """
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         was_closed = close and opened.close_idempotency_key(name, who=who)
         state = opened.idempotency(name)
     row = _row(name, state)

@@ -6,37 +6,23 @@ from typing import Annotated, Any
 
 import typer
 
-from export_queue.core.cli.console import (
-    AsJson,
-    BehindPooler,
-    Password,
-    Schema,
-    Url,
-    app,
-    open_store,
-    say,
-    seq_time,
-    show,
-    utc_time,
-)
+from export_queue.core.cli.console import say, seq_time, show, utc_time
+from export_queue.core.cli.options import AsJson, StoreOptions, command
 from export_queue.core.cli.queues import readers_of
 from export_queue.core.locks import Area, LockView, RequestView, explained_locks, explained_requests, members_text
 from export_queue.core.queue import Queue, Range
 from export_queue.core.store import Reading
 
 
-@app.command()
+@command()
 def locks(
-    store: Url,
+    store: StoreOptions,
     queue_id: Annotated[str | None, typer.Argument(metavar="QUEUE", help="id of the queue; by default all")] = None,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
     as_json: AsJson = False,
 ) -> None:
     """Show who works on which part of a queue, who waits for whom, and what becomes of holders that are gone."""
     rows: list[dict[str, Any]] = []
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         readers = opened.queues() if queue_id is None else readers_of(opened, queue_id)
         for queue in readers:
             with opened.database.read() as work:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, print_json, say
+from export_queue.core.cli.console import print_json, say
+from export_queue.core.cli.options import AsJson, StoreOptions, command
 from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.maintenance import MaintenanceReport, read_metrics, render
 from export_queue.core.maintenance import maintain as clean_up
@@ -17,12 +18,9 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 
 
-@app.command()
+@command()
 def maintain(
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     once: Annotated[bool, typer.Option("--once", help="stop at the limit, even if more is left")] = False,
     limit: Annotated[int, typer.Option(min=1, help="rows of each subject that one round looks at")] = 100_000,
     keep_outcomes: Annotated[float, typer.Option(help="hours for which a commit's outcome can be asked")] = 24,
@@ -34,7 +32,7 @@ def maintain(
 ) -> None:
     """Delete data that nobody can read or ask for any more; safe beside everything, and to interrupt."""
     reports: list[MaintenanceReport] = []
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened, StopSignals() as signals:
+    with store.open() as opened, StopSignals() as signals:
         _ = opened.identity
         while not reports or (reports[-1].more and not once and not signals.requested()):
             report = clean_up(
@@ -51,16 +49,13 @@ def maintain(
                 say(report.line())
 
 
-@app.command()
+@command()
 def metrics(
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Print figures to watch, as OpenMetrics text."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         _ = opened.identity
         found = read_metrics(opened.database)
     if as_json:

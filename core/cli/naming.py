@@ -26,7 +26,7 @@ from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from export_queue.core.cli.loading import search_current_folder
-from export_queue.core.client import DEFAULT_SCHEMA, Store
+from export_queue.core.client import Store
 from export_queue.core.drivers import check_sql_url, parse_url, password_of, redis_target
 from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
 from export_queue.core.references import check_sink_name, import_object, resolve_secret
@@ -44,7 +44,7 @@ _OPEN_STORE = "export_queue.hooks:open_store_of_connection"
 _NAMED_SINK = "export_queue.hooks:sink_of_connection"
 
 
-def open_named_store(text: str, *, password: str | None, schema: str, behind_pooler: bool) -> Store:
+def open_named_store(text: str, *, password: str | None, schema: str | None, behind_pooler: bool) -> Store:
     """Open the store that a text names.
 
     :param password: a reference to its password.
@@ -54,9 +54,11 @@ def open_named_store(text: str, *, password: str | None, schema: str, behind_poo
     named = _followed(text, "--store")
     conn_id = _connection(named)
     if conn_id is None:
+        if schema is not None and named.startswith("sqlite"):
+            raise InvalidArgument(f"--schema {schema}: a SQLite file holds one store and has no schemas; leave it out")
         secret = None if password is None else resolve_secret(password)
         return Store.open(named, password=secret, schema=schema, behind_pooler=behind_pooler)
-    if password is not None or schema != DEFAULT_SCHEMA or behind_pooler:
+    if password is not None or schema is not None or behind_pooler:
         raise InvalidArgument(
             f"connection {conn_id!r} of Airflow has password, schema and pooler of its own, found one beside it"
         )

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from export_queue.core.callables import returned
-from export_queue.core.cli.console import BehindPooler, Password, Schema, Url, app, open_store, show_log
+from export_queue.core.cli.console import show_log
 from export_queue.core.cli.loading import load_function
+from export_queue.core.cli.options import StoreOptions, command
 from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.observers import Processed, work
@@ -22,15 +23,12 @@ ROUND = 1000
 log = logging.getLogger("export_queue.observers")
 
 
-@app.command()
+@command()
 def observe(
     target: Annotated[
         str, typer.Argument(metavar="MODULE:FUNCTION", help="function that takes the store and registers observers")
     ],
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     poll: Annotated[float, typer.Option(min=0.01, help="seconds between two looks when nothing is due")] = 1.0,
     timeout: Annotated[float, typer.Option(help="seconds that one observer's transaction may take")] = 30.0,
 ) -> None:
@@ -39,7 +37,7 @@ def observe(
     The module is looked for in the current folder too. Several such processes share the work.
     """
     show_log()
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened, StopSignals() as signals:
+    with store.open() as opened, StopSignals() as signals:
         register = load_function(target)
         try:
             inspect.signature(register).bind(opened)

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import typer
 
-from export_queue.core.cli.console import (
-    AsJson,
-    BehindPooler,
-    Password,
-    Schema,
-    Url,
-    app,
-    open_store,
-    seq_time,
-    show,
-    show_one,
-)
+from export_queue.core.cli.console import seq_time, show, show_one
+from export_queue.core.cli.options import AsJson, Complete, QueueId, StoreOptions, Who, command
 from export_queue.core.client import Store
 from export_queue.core.queue import Mark, Queue
-
-Who = Annotated[str | None, typer.Option(help="name for the record; by default user and host")]
-Complete = Annotated[
-    bool, typer.Option("--complete", help="promise that the sink lacks nothing; the promise is recorded")
-]
-QueueId = Annotated[str, typer.Argument(metavar="QUEUE", help="id of the queue")]
 
 
 def readers_of(store: Store, queue_id: str) -> list[Queue]:
@@ -39,12 +24,9 @@ def hidden_reader(queue_id: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str
     return ("queue",) if all(row["queue"] == queue_id for row in rows) else ()
 
 
-@app.command()
+@command()
 def status(
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Show every queue: how many entries wait, the age of the oldest, its dead letters and its sink.
@@ -57,7 +39,7 @@ def status(
     adoption, have a line without a queue.
     """
     rows: list[dict[str, Any]] = []
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         for queue in opened.queues():
             found = opened.marks(queue.id)
             if queue.fans_out and not found:
@@ -100,123 +82,114 @@ def _marked(found: list[Mark], *, as_json: bool) -> dict[str, Any]:
     }
 
 
-@app.command()
-def configure(
-    queue_id: QueueId,
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    buckets: Annotated[int, typer.Option(min=1, help="number of buckets; a prime spreads keys well")] = 1009,
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions:
+    """The options of a new queue, as :meth:`Store.configure_queue` names them."""
+
+    buckets: Annotated[int, typer.Option(min=1, help="number of buckets; a prime spreads keys well")] = 1009
     buckets_per_range: Annotated[
         int | None, typer.Option(min=1, help="buckets of one unit, which one lock covers; a tenth of the buckets")
-    ] = None,
-    key: Annotated[str, typer.Option(help="codec of keys: str, int, bytes, or module:name")] = "str",
-    value: Annotated[str, typer.Option(help="codec of values: json, str, int, bytes, or module:name")] = "json",
-    max_value_bytes: Annotated[int, typer.Option(min=1, help="largest encoded value")] = 1 << 20,
-    exclusive: Annotated[bool, typer.Option("--exclusive", help="make every key added a conflict key")] = False,
-    coalesce: Annotated[
-        str | None, typer.Option(help="latest: compactions keep only the latest entry of each key")
-    ] = None,
-    subscription: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="a reader of the queue; one for each of several")
-    ] = None,
+    ] = None
+    key: Annotated[str, typer.Option(help="codec of keys: str, int, bytes, or module:name")] = "str"
+    value: Annotated[str, typer.Option(help="codec of values: json, str, int, bytes, or module:name")] = "json"
+    max_value_bytes: Annotated[int, typer.Option(min=1, help="largest encoded value")] = 1 << 20
+    exclusive: Annotated[bool, typer.Option("--exclusive", help="make every key added a conflict key")] = False
+    coalesce: Annotated[str | None, typer.Option(help="latest: compactions keep only the latest entry of each key")] = (
+        None
+    )
+    subscriptions: Annotated[
+        list[str] | None,
+        typer.Option("--subscription", metavar="NAME", help="a reader of the queue; one for each of several"),
+    ] = None
+
+
+@command()
+def configure(
+    queue_id: QueueId,
+    store: StoreOptions,
+    options: QueueOptions,
     as_json: AsJson = False,
 ) -> None:
     """Configure a queue; the same options again change nothing, others are refused, with the command that alters it."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        queue = opened.configure_queue(
-            queue_id,
-            buckets=buckets,
-            buckets_per_range=buckets_per_range,
-            key=key,
-            value=value,
-            max_value_bytes=max_value_bytes,
-            exclusive=exclusive,
-            coalesce=coalesce,
-            subscriptions=subscription,
-        )
+    with store.open() as opened:
+        queue = opened.configure_queue(queue_id, **asdict(options))
         readers = opened.subscriptions(queue_id)
     show_one(_options(queue, readers), as_json=as_json)
 
 
-@app.command()
-def alter(
-    queue_id: QueueId,
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    max_value_bytes: Annotated[int | None, typer.Option(min=1, help="largest encoded value from now on")] = None,
-    exclusive: Annotated[bool | None, typer.Option(help="whether every key added is a conflict key")] = None,
-    coalesce: Annotated[
-        str | None, typer.Option(help="latest: compactions keep only the latest entry of each key")
-    ] = None,
-    no_coalesce: Annotated[bool, typer.Option("--no-coalesce", help="compactions keep all entries of a key")] = False,
+@dataclass(frozen=True, kw_only=True)
+class QueueChanges:
+    """The options that change a queue."""
+
+    max_value_bytes: Annotated[int | None, typer.Option(min=1, help="largest encoded value from now on")] = None
+    exclusive: Annotated[bool | None, typer.Option(help="whether every key added is a conflict key")] = None
+    coalesce: Annotated[str | None, typer.Option(help="latest: compactions keep only the latest entry of each key")] = (
+        None
+    )
+    no_coalesce: Annotated[bool, typer.Option("--no-coalesce", help="compactions keep all entries of a key")] = False
     buckets: Annotated[
         int | None, typer.Option(min=1, help="number of buckets; what waits in the former ones is drained from there")
-    ] = None,
-    buckets_per_range: Annotated[int | None, typer.Option(min=1, help="buckets of one unit; likewise")] = None,
+    ] = None
+    buckets_per_range: Annotated[int | None, typer.Option(min=1, help="buckets of one unit; likewise")] = None
     guard: Annotated[
         Literal["seq", "fence"],
         typer.Option(help="guard of the queue's sinks: fence, or seq, with which entries may wait meanwhile"),
-    ] = "fence",
+    ] = "fence"
+
+    def wanted(self) -> dict[str, Any]:
+        """Return the changes, as :meth:`Store.alter_queue` names them."""
+        if self.coalesce is not None and self.no_coalesce:
+            raise typer.BadParameter("expected one of --coalesce and --no-coalesce")
+        names = ("max_value_bytes", "exclusive", "coalesce", "buckets", "buckets_per_range")
+        found = {name: getattr(self, name) for name in names} | ({"coalesce": False} if self.no_coalesce else {})
+        if all(option is None for option in found.values()):
+            raise typer.BadParameter(
+                "nothing to alter: give --max-value-bytes, --exclusive, --coalesce, --buckets or --buckets-per-range"
+            )
+        return found
+
+
+@command()
+def alter(
+    queue_id: QueueId,
+    store: StoreOptions,
+    changes: QueueChanges,
     as_json: AsJson = False,
 ) -> None:
     """Alter options of a queue that is in use; other processes learn of it within a minute."""
-    if coalesce is not None and no_coalesce:
-        raise typer.BadParameter("expected one of --coalesce and --no-coalesce")
-    wanted: str | Literal[False] | None = False if no_coalesce else coalesce
-    if all(option is None for option in (max_value_bytes, exclusive, wanted, buckets, buckets_per_range)):
-        raise typer.BadParameter(
-            "nothing to alter: give --max-value-bytes, --exclusive, --coalesce, --buckets or --buckets-per-range"
-        )
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
-        queue = opened.alter_queue(
-            queue_id,
-            max_value_bytes=max_value_bytes,
-            exclusive=exclusive,
-            coalesce=wanted,
-            buckets=buckets,
-            buckets_per_range=buckets_per_range,
-            guard=guard,
-        )
+    wanted = changes.wanted()
+    with store.open() as opened:
+        queue = opened.alter_queue(queue_id, **wanted, guard=changes.guard)
         readers = opened.subscriptions(queue_id)
     show_one(_options(queue, readers), as_json=as_json)
 
 
-@app.command()
+@command()
 def subscribe(
     queue_id: QueueId,
     name: Annotated[str, typer.Argument(metavar="NAME", help="name of the new reader")],
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Add a subscription. It receives entries committed from now on. An existing one is left unchanged."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         reader = opened.subscribe(queue_id, name)
     show_one(_subscription(reader), as_json=as_json)
 
 
-@app.command()
+@command()
 def unsubscribe(
     queue_id: QueueId,
     name: Annotated[str, typer.Argument(metavar="NAME", help="name of the reader")],
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     discard: Annotated[
         bool, typer.Option("--discard", help="discard its waiting entries and its dead letters")
     ] = False,
-    who: Annotated[str | None, typer.Option(help="name for the record of a discard; by default user and host")] = None,
+    who: Who = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove a subscription permanently. What it has delivered stays in its sink."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         lost = opened.unsubscribe(queue_id, name, discard=discard, who=who)
         left = [reader.id for reader in opened.subscriptions(queue_id)]
     show_one(
@@ -231,32 +204,26 @@ def unsubscribe(
     )
 
 
-@app.command("waive-first-load")
+@command("waive-first-load")
 def waive_first_load(
     subscription: Annotated[str, typer.Argument(metavar="QUEUE/NAME", help="id of the subscription")],
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     who: Who = None,
     as_json: AsJson = False,
 ) -> None:
     """Declare that a subscription needs nothing of what was committed before it; the store records who did."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         opened.waive_first_load(subscription, who=who)
         reader = opened.queue(subscription)
         lines = [mark.line() for mark in opened.marks(subscription)]
     show_one({**_subscription(reader), "marks": lines}, as_json=as_json)
 
 
-@app.command()
+@command()
 def rebind(
     queue_id: QueueId,
     sink: Annotated[str, typer.Argument(metavar="NAME", help="name of the sink, as drains give it")],
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     complete: Complete = False,
     who: Who = None,
     as_json: AsJson = False,
@@ -265,7 +232,7 @@ def rebind(
 
     Records in the former sink stay there, and the new place lacks what was drained before: it counts as incomplete.
     """
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         before = opened.queue(queue_id).sink
         found = opened.rebind(queue_id, sink, complete=complete, who=who)
     show_one(
@@ -274,15 +241,12 @@ def rebind(
     )
 
 
-@app.command("complete")
+@command("complete")
 def declare_complete(
-    store: Url,
+    store: StoreOptions,
     queue_id: Annotated[
         str | None, typer.Argument(metavar="QUEUE", help="id of the queue; without it, the store as a whole")
     ] = None,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
     who: Who = None,
     as_json: AsJson = False,
 ) -> None:
@@ -290,18 +254,15 @@ def declare_complete(
 
     Without a queue, the marks of acts on the store as a whole are closed.
     """
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         closed = opened.declare_complete(queue_id, who=who)
     show_one({"queue": queue_id, "losses": closed}, as_json=as_json)
 
 
-@app.command("configure-table")
+@command("configure-table")
 def configure_table(
     name: Annotated[str, typer.Argument(metavar="TABLE", help="name of the table")],
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     conflict: Annotated[
         Literal["row", "cell", "none"],
         typer.Option(help="what two overlapping transactions must not both write: a row, a cell, or none"),
@@ -312,7 +273,7 @@ def configure_table(
     as_json: AsJson = False,
 ) -> None:
     """Configure a table before its first use; the same options again change nothing, others are refused."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         table = opened.configure_table(name, conflict=conflict, ttl=ttl, row=row, value=value)
     options = {
         "table": table.name,

@@ -11,20 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from export_queue.core.cli.console import (
-    AsJson,
-    BehindPooler,
-    Password,
-    Schema,
-    Url,
-    app,
-    open_store,
-    print_json,
-    say,
-    show,
-)
+from export_queue.core.cli.console import print_json, say, show
+from export_queue.core.cli.options import AsJson, QueueId, StoreOptions, Who, command
 from export_queue.core.cli.progress import shown_lines
-from export_queue.core.cli.queues import QueueId
 from export_queue.core.cli.stopping import StopSignals
 from export_queue.core.maintenance import Patience
 from export_queue.core.maintenance import vacuum as delete_files
@@ -47,19 +36,16 @@ HOUR = 3600.0
 _DEFAULT = Candidates()
 
 
-@app.command()
+@command()
 def segments(
     queue_id: QueueId,
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     limit: Annotated[int, typer.Option(min=1, help="segments that are shown; JSON has all")] = 40,
     width: Annotated[int, typer.Option(min=10, help="characters of the drawing for all buckets")] = 60,
     as_json: AsJson = False,
 ) -> None:
     """Show the segments of a queue or subscription: which count, which are hidden, drawn over their buckets."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened, opened.database.read() as work:
+    with store.open() as opened, opened.database.read() as work:
         queue = find_reader(work, queue_id)
         timelines = [stored_timeline(work, queue.laid_out_as(layout)) for layout in queue.layouts()]
     found = [one for _, of_layout in timelines for one in of_layout]
@@ -85,13 +71,10 @@ def _draw(timeline: Timeline, found: Sequence[StoredSegment], *, limit: int, wid
     print(f"\n{legend}\n{len(found)} segments: {states}")
 
 
-@app.command()
+@command()
 def compact(
     queue_id: QueueId,
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be merged")] = False,
     small: Annotated[
         float, typer.Option(help="megabytes; a segment with less is small, and others stay as they are")
@@ -112,7 +95,7 @@ def compact(
     """Merge small segments and settled rows of a queue or subscription; safe beside everything, and to interrupt."""
     wanted = Candidates(small_bytes=int(small * (1 << 20)), least=least, age_seconds=age)
     with (
-        open_store(store, password, schema, behind_pooler=behind_pooler) as opened,
+        store.open() as opened,
         StopSignals() as signals,
         _shown(queue_id, is_quiet=dry_run) as on_progress,
     ):
@@ -144,19 +127,16 @@ def _shown(queue_id: str, *, is_quiet: bool) -> Iterator[Callable[[CompactionPro
             yield lambda progress: bar.show(done=progress.done, left=progress.total - progress.done)
 
 
-@app.command("fall-back")
+@command("fall-back")
 def fall_back(
     queue_id: QueueId,
     file: Annotated[str, typer.Argument(metavar="FILE", help="the lost file, as the error names it")],
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    who: Annotated[str | None, typer.Option(help="name for the audit; by default user and host")] = None,
+    store: StoreOptions,
+    who: Who = None,
     as_json: AsJson = False,
 ) -> None:
     """Let the inputs of a compaction count again whose output is lost: files are kept for that until the vacuum."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         report = opened.dead_letters.fall_back(queue_id, file, who=who)
     if as_json:
         print_json(asdict(report))
@@ -164,12 +144,9 @@ def fall_back(
     say(report.line())
 
 
-@app.command()
+@command()
 def vacuum(
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say which files would be deleted, and when")] = False,
     grace: Annotated[
         float, typer.Option(min=0, help="hours for which a file stays after a run has found that nothing refers to it")
@@ -180,7 +157,7 @@ def vacuum(
     as_json: AsJson = False,
 ) -> None:
     """Delete files of bulk entries that nothing refers to; never one of a transaction that may still commit."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         _ = opened.identity
         report = delete_files(
             opened.database, hidden_seconds=keep_hidden * HOUR, patience=Patience(files=grace * HOUR), dry_run=dry_run

@@ -7,38 +7,33 @@ from typing import Annotated
 
 import typer
 
-from export_queue.core.cli.console import (
+from export_queue.core.cli.console import print_json, say, show_log, show_one
+from export_queue.core.cli.options import (
+    SINK_NAMES,
     AsJson,
-    BehindPooler,
-    Password,
-    Schema,
-    Url,
-    app,
-    open_store,
-    print_json,
-    say,
-    show_log,
-    show_one,
+    Complete,
+    QueueId,
+    SinkName,
+    SinkOptions,
+    SinkText,
+    StoreOptions,
+    Who,
+    command,
 )
-from export_queue.core.cli.naming import named_sink
 from export_queue.core.cli.passwords import refuse_passwords
-from export_queue.core.cli.queues import Complete, Who
-from export_queue.core.cli.sink_options import NAMES, SinkName, SinkOptions, SinkSecrets, SinkText
 from export_queue.core.drain import readmit as take_anyway
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import remedy
-from export_queue.core.sinks import PreparableSink, SinkSpec
+from export_queue.core.sinks import PreparableSink, SinkSpec, first_collection
 
 
-@app.command()
+@command()
 def sweep(
-    sinks: Annotated[list[str], typer.Argument(metavar="SINK…", callback=refuse_passwords, help=f"sinks: {NAMES}")],
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    sink_option: SinkOptions = None,
-    sink_secret: SinkSecrets = None,
+    sinks: Annotated[
+        list[str], typer.Argument(metavar="SINK…", callback=refuse_passwords, help=f"sinks: {SINK_NAMES}")
+    ],
+    store: StoreOptions,
+    sink_options: SinkOptions,
     as_json: AsJson = False,
 ) -> None:
     """Let sinks forget deletes that no delivery can meet any more; safe beside drains, and to interrupt.
@@ -49,11 +44,8 @@ def sweep(
     """
     show_log("export_queue")  # not all: clients log each request
     with contextlib.ExitStack() as stack:
-        described = [
-            stack.enter_context(named_sink(text, options=sink_option or (), secrets=sink_secret or ()))
-            for text in sinks
-        ]
-        opened = stack.enter_context(open_store(store, password, schema, behind_pooler=behind_pooler))
+        described = [stack.enter_context(sink_options.describe(text)) for text in sinks]
+        opened = stack.enter_context(store.open())
         for sink in described:
             report = opened.sweep_sink(sink)
             if as_json:
@@ -62,16 +54,12 @@ def sweep(
                 say(report.line())
 
 
-@app.command()
+@command()
 def readmit(
-    queue_id: Annotated[str, typer.Argument(metavar="QUEUE", help="id of the queue")],
-    sink: Annotated[str, typer.Argument(metavar="SINK", callback=refuse_passwords, help=f"the sink: {NAMES}")],
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    sink_option: SinkOptions = None,
-    sink_secret: SinkSecrets = None,
+    queue_id: QueueId,
+    sink: Annotated[str, typer.Argument(metavar="SINK", callback=refuse_passwords, help=f"the sink: {SINK_NAMES}")],
+    store: StoreOptions,
+    sink_options: SinkOptions,
     sink_name: SinkName = None,
     complete: Complete = False,
     who: Who = None,
@@ -84,8 +72,8 @@ def readmit(
     description that are gone are created again.
     """
     with (
-        named_sink(sink, options=sink_option or (), secrets=sink_secret or (), name=sink_name) as described,
-        open_store(store, password, schema, behind_pooler=behind_pooler) as opened,
+        sink_options.describe(sink, name=sink_name) as described,
+        store.open() as opened,
     ):
         found = take_anyway(opened, queue_id, described, complete=complete, who=who)
     lines = [mark.line() for mark in found]
@@ -99,15 +87,14 @@ def readmit(
         say(remedy(queue_id))
 
 
-@app.command()
+@command()
 def ddl(
     collections: Annotated[
         list[str],
-        typer.Argument(metavar="QUEUE|COLLECTION…", help="collections: by default the queue's id"),
+        typer.Argument(metavar="QUEUE|COLLECTION…", help="collections: by default the id of the queue itself"),
     ],
     sink: SinkText,
-    sink_option: SinkOptions = None,
-    sink_secret: SinkSecrets = None,
+    sink_options: SinkOptions,
     run: Annotated[bool, typer.Option("--run", help="run the statements, too")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -117,9 +104,9 @@ def ddl(
     seconds for those that use its table, and tries again.
     """
     rows = []
-    with named_sink(sink, options=sink_option or (), secrets=sink_secret or ()) as described:
+    with sink_options.describe(sink) as described:
         for part in described.leaves():
-            statements = _statements(part, collections, run=run)
+            statements = _statements(part, [*map(first_collection, collections)], run=run)
             rows.append({"sink": part.name, "statements": statements, "ran": run and bool(statements)})
     if as_json:
         print_json(rows, indented=True)

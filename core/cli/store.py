@@ -10,16 +10,14 @@ from typing import Annotated
 
 import typer
 
-from export_queue.core.cli.console import AsJson, BehindPooler, Password, Schema, Url, app, open_store, say, show_one
+from export_queue.core.cli.console import say, show_one
+from export_queue.core.cli.options import AsJson, StoreOptions, Who, command
 
 
-@app.command()
+@command()
 def adopt(
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
-    who: Annotated[str | None, typer.Option(help="name for the record; by default user and host")] = None,
+    store: StoreOptions,
+    who: Who = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a store that was restored live where it is, in another cluster of servers too.
@@ -27,7 +25,7 @@ def adopt(
     Transactions that were in progress at the backup end. Nothing else may use the store meanwhile. The status shows
     a mark of it, until the complete command closes it.
     """
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         ended = opened.adopt(who=who)
         if as_json:
             show_one({"store": opened.id, "ended": ended}, as_json=True)
@@ -35,13 +33,10 @@ def adopt(
             say(f"store {opened.id} lives here now; {ended} transactions that were in progress have ended")
 
 
-@app.command()
+@command()
 def backup(
     target: Annotated[Path, typer.Argument(metavar="FILE", help="the new file, which must not exist")],
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Copy a SQLite store into a new file, while others use the store; of PostgreSQL, use pg_basebackup or pg_dump.
@@ -49,7 +44,7 @@ def backup(
     The copy holds exactly what is committed when it begins. A copy of the store's files by other programs may hold half
     a transaction, or none of the last ones.
     """
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         size = opened.backup(target, on_progress=_telling(5.0))
         if as_json:
             show_one({"store": opened.id, "file": str(target), "bytes": size}, as_json=True)
@@ -72,16 +67,13 @@ def _telling(seconds: float) -> Callable[[int, int], None]:
     return tell
 
 
-@app.command()
+@command()
 def init(
-    store: Url,
-    password: Password = None,
-    schema: Schema = "export_queue",
-    behind_pooler: BehindPooler = False,
+    store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
     """Create the store, or complete it; safe to repeat."""
-    with open_store(store, password, schema, behind_pooler=behind_pooler) as opened:
+    with store.open() as opened:
         opened.create()
         version = opened.identity.schema_version
         if as_json:

@@ -606,9 +606,7 @@ def test_the_driver_knows_the_process_whose_end_is_its_own(
     add(airflow_store, 1)
     run_drain()
     (call,) = spark.calls()
-    here = Submitter.here()
-    assert here is not None
-    assert json.loads(call["arguments"][-1])["submitter"] == here.to_json()
+    assert DrainArguments.from_json(call["arguments"][-1]).submitter == Submitter.here()
 
 
 def test_a_submission_that_fails_shows_the_end_of_its_log(

@@ -336,6 +336,7 @@ def test_what_a_sink_lacks_is_printed_and_run(copies: Path) -> None:
     printed = run_cli("ddl", "orders", *sink, url="")
     assert "CREATE TABLE" in printed
     assert run_cli("ddl", "orders", *sink, url="") == printed
+    assert run_cli("ddl", "orders/search", *sink, url="") == printed, "a subscription feeds its queue's table"
     (ran,) = json.loads(run_cli("ddl", "orders", *sink, "--run", "--json", url=""))
     assert (ran["statements"], ran["ran"]) == (printed, True)
     assert run_cli("ddl", "orders", *sink, "--run", url="") == ""

@@ -267,6 +267,11 @@ def test_a_schema_that_postgresql_reserves_is_one_message(postgres_url: str) -> 
     assert "pg_x" in complaint
 
 
+def test_a_schema_of_a_sqlite_store_is_refused_by_name(tmp_path: Path) -> None:
+    complaint = run_cli("init", "--schema", "other", url=f"sqlite:///{tmp_path}/store.db", status=1)
+    assert complaint.startswith("InvalidArgument: --schema other: a SQLite file holds one store")
+
+
 @pytest.mark.parametrize("name", ["", " ", "a\0b", "a\nb", "redis://u:hunter2@h"])
 def test_a_queue_is_not_bound_to_a_name_that_no_sink_can_have(url: str, name: str) -> None:
     complaint = run_cli("rebind", "q", name, url=url, status=1)

@@ -432,13 +432,13 @@ def test_a_task_that_fails_for_good_leaves_nothing(
 
 
 def test_an_interrupted_load_leaves_nothing(orders: Store, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from export_queue.core.spark import jobs
+    from export_queue.core.spark import action
 
     def interrupt(progress: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs.JobProgress, "tell", interrupt)
+        patch.setattr(action.JobProgress, "tell", interrupt)
         with pytest.raises(KeyboardInterrupt):
             write_transactional(rows, orders, "orders")
     assert (segments(orders), in_progress(orders)) == ([], 0)
@@ -449,9 +449,9 @@ def test_an_interrupted_load_leaves_nothing(orders: Store, rows: Any, monkeypatc
 def test_the_log_tells_how_far_the_job_is_and_what_was_added(
     orders: Store, rows: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from export_queue.core.spark import jobs
+    from export_queue.core.spark import action
 
-    monkeypatch.setattr(jobs, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(action, "EVERY_SECONDS", 0.0)
     with caplog.at_level("INFO", logger="export_queue"):
         report = write_transactional(rows, orders, "orders")
     lines = [record.getMessage() for record in caplog.records]
