@@ -91,8 +91,9 @@ def _told(act: str, count: int, details: Mapping[str, Any]) -> str:
     if act == "give up":
         return f"{count} entries in the lost file {details['file']} were given up: they are in no sink"
     if act == "unsubscribe":
-        entries = details.get("entries", 0)
-        return f"subscription {details['subscription']} was removed with {entries} entries and {count} dead letters"
+        entries = details["entries"]
+        letters = count - entries
+        return f"subscription {details['subscription']} was removed with {entries} entries and {letters} dead letters"
     if act == "adopt":
         return f"the restored store was adopted: {count} transactions were in progress at the backup and have ended"
     if act == "floor":
@@ -124,7 +125,9 @@ def losses(work: Reading, queue_id: str) -> list[Mark]:
 
 
 def _mark(row: Mapping[str, Any]) -> Mark:
-    return Mark(row["act"], row["who"], row["at_ms"], row["letters"], json.loads(row["selection"]))
+    details = json.loads(row["selection"])
+    waited = details["entries"] if row["act"] == "unsubscribe" else 0
+    return Mark(row["act"], row["who"], row["at_ms"], row["letters"] + waited, details)
 
 
 def mark_incomplete(

@@ -471,6 +471,14 @@ def test_what_lifts_a_protection_leaves_a_mark_until_it_is_acknowledged(shop, co
         assert not has_lost(shop, reader)
 
 
+def test_a_removed_subscription_counts_what_waited_and_what_was_dead(shop, command, tmp_path):
+    discard(shop, command, tmp_path)
+    assert [mark["entries"] for mark in row(command, "stock")["marks"]] == [3]
+    command("complete", "stock", "--who", "ben")
+    (promise,) = texts(command, "stock")
+    assert "with 1 open losses of 3 entries" in promise
+
+
 def test_a_first_load_of_a_new_subscription_of_the_same_name_makes_a_removal_good(shop, command, tmp_path):
     discard(shop, command, tmp_path)
     shop.subscribe("stock", "cache")
