@@ -1,10 +1,11 @@
-"""``export-queue segments``, ``compact`` and ``vacuum``: files with bulk entries are looked at, merged and deleted."""
+"""``export-queue segments``, ``compact``, ``fall-back`` and ``vacuum``: commands for files of bulk entries."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -24,13 +25,10 @@ from export_queue.core.segments import (
     Candidates,
     CompactionProgress,
     CompactionReport,
-    StoredSegment,
-    count_states,
+    list_segments,
     rewrite,
-    stored_timeline,
 )
 from export_queue.core.segments import compact as merge
-from export_queue.core.timeline import Timeline, draw
 
 HOUR = 3600.0
 _DEFAULT = Candidates()
@@ -40,35 +38,22 @@ _DEFAULT = Candidates()
 def segments(
     queue_id: QueueId,
     store: StoreOptions,
-    limit: Annotated[int, typer.Option(min=1, help="segments that are shown; JSON has all")] = 40,
-    width: Annotated[int, typer.Option(min=10, help="characters of the drawing for all buckets")] = 60,
+    limit: Annotated[int, typer.Option(min=1, help="maximum number of segments in the table; JSON has all")] = 40,
     as_json: AsJson = False,
 ) -> None:
-    """Show the segments of a queue or subscription: which count, which are hidden, drawn over their buckets."""
+    """List the segments of a queue or subscription: which are pending, and which others have replaced."""
     with store.open() as opened, opened.database.read() as work:
         queue = find_reader(work, queue_id)
-        timelines = [stored_timeline(work, queue.laid_out_as(layout)) for layout in queue.layouts()]
-    found = [one for _, of_layout in timelines for one in of_layout]
+        found = [one for layout in queue.layouts() for one in list_segments(work, queue.laid_out_as(layout))]
     if as_json or not found:
         show([one.to_json() for one in found], as_json=as_json)
         return
     rows = [{**one.to_json(), "range": str(one.range)} for one in found[:limit]]
     show(rows, as_json=False, hide=("file",))
-    for layout, (timeline, of_layout) in zip(queue.layouts(), timelines, strict=True):
-        if of_layout:
-            _draw(timeline, of_layout, limit=limit, width=width, layout=layout.number if queue.older else None)
-
-
-def _draw(timeline: Timeline, found: Sequence[StoredSegment], *, limit: int, width: int, layout: int | None) -> None:
-    lines = draw(timeline, width=width).splitlines()
-    bars, legend = lines[:-2], lines[-1]
-    if layout is not None:
-        print(f"\nlayout {layout}")
-    print("\n".join(bars[: limit + 1]))
     if len(found) > limit:
         print(f"… and {len(found) - limit} more (--limit)")
-    states = ", ".join(f"{count} {state}" for state, count in count_states(found).items())
-    print(f"\n{legend}\n{len(found)} segments: {states}")
+    states = ", ".join(f"{count} {state}" for state, count in Counter(one.state for one in found).items())
+    print(f"{len(found)} segments: {states}")
 
 
 @command()

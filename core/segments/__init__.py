@@ -20,6 +20,7 @@ from export_queue.core.segments.compaction import compact
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.falling_back import FellBack, fall_back
 from export_queue.core.segments.files import check_base, delete_files
+from export_queue.core.segments.listing import ListedSegment, list_segments
 from export_queue.core.segments.mergers import Merge, Merged, Merger
 from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
@@ -27,7 +28,6 @@ from export_queue.core.segments.one_entry import leave_one_entry
 from export_queue.core.segments.peek import peek
 from export_queue.core.segments.reading import RowGroup, row_groups
 from export_queue.core.segments.rewriting import RewritingReport, rewrite
-from export_queue.core.segments.stored_timeline import StoredSegment, count_states, stored_timeline
 from export_queue.core.segments.vacuum import GRACE_SECONDS, HIDDEN_SECONDS, UnusedFile, Vacuumed, vacuum_segments
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
 
@@ -42,6 +42,7 @@ __all__ = [
     "CompactionReport",
     "FellBack",
     "FileReport",
+    "ListedSegment",
     "Merge",
     "Merged",
     "Merger",
@@ -51,7 +52,6 @@ __all__ = [
     "Run",
     "Segment",
     "Slice",
-    "StoredSegment",
     "UnitCompacted",
     "UnitPlan",
     "UnitReader",
@@ -62,19 +62,18 @@ __all__ = [
     "check_base",
     "choose_candidates",
     "compact",
-    "count_states",
     "delete_aborted",
     "delete_files",
     "fall_back",
     "give_up_file",
     "leave_one_entry",
     "leave_out_drained",
+    "list_segments",
     "mark_done",
     "peek",
     "rewrite",
     "row_groups",
     "stage_segments",
-    "stored_timeline",
     "vacuum_segments",
     "waiting_segments",
     "write_segments",

@@ -65,6 +65,11 @@ class UnitPlan:
         return sum(one.bytes for one in self.segments) + self.row_bytes
 
     @property
+    def names(self) -> list[tuple[int, int]]:
+        """Transaction and number of each segment."""
+        return [_id(one) for one in self.segments]
+
+    @property
     def members(self) -> frozenset[str]:
         """Names of its sources, as locks have them."""
         names = {member(one.transaction, one.number) for one in self.segments}

@@ -122,7 +122,7 @@ def _nothing_left(file: str, *, of_rows: bool = False) -> InvalidArgument:
 
 def _outputs(database: Database, queue: Queue, file: str) -> list[Segment]:
     with database.read() as work:
-        known = queries.compactions.partitions_of(work, queue.number)
+        known = queries.compactions.merged(work, queue.number)
     return [one for one in _waiting(database, queue) if one.file == file and (one.transaction, one.number) in known]
 
 
@@ -222,8 +222,7 @@ def _hidden_by(database: Database, queue: Queue) -> dict[tuple[int, int], list[S
     for row in rows:
         columns = dict(row)
         by = columns.pop("by_transaction"), columns.pop("by_number")
-        for name in ("partition", "hidden_ms"):
-            del columns[name]
+        del columns["hidden_ms"]
         key = (columns["transaction_id"], columns["number"])
         found.setdefault(by, []).append(Segment.from_row(columns, tuple(done.get(key, ()))))
     return found

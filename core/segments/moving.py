@@ -6,11 +6,10 @@ give way to them if a file is lost. Those of rows stand for nothing.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from export_queue.core.errors import LeaseLost
 from export_queue.core.locks import Lease, give_back, hold
@@ -172,16 +171,17 @@ def publish(
         raise queries.layouts.layout_closed(f"queue {older.id!r}")
     dialect.hold_long(work.connection, transaction, (), store_id=identity_of(work.database).store_id)
     now_ms = hold(work, *leases)
-    known = queries.compactions.partitions_of(work, older.number)
     for unit in units:
         _remove_rows(work, older, settled, unit)
-        _hide(work, older, unit, transaction, known=known, now_ms=now_ms)
-    # What waits counts as no younger than before: it may give way to all that its inputs stand for.
+    # The new segments count as no younger than their inputs, because they may be replaced by them again.
     lowest = [segment.lowest_seq for unit in units for segment in unit.segments]
-    rows, of_rows = _segment_rows(target, transaction, written, lowest)
-    partitions = _partitions(work, target, rows)
-    row_entries = [row["entries"] if is_rows else 0 for row, is_rows in zip(rows, of_rows, strict=True)]
-    queries.compactions.insert_rewritten(work, target.number, rows, partitions=partitions, row_entries=row_entries)
+    queries.compactions.insert(work, target.number, _merged(target, transaction, written, lowest))
+    names = [(segment.transaction, segment.number) for unit in units for segment in unit.segments]
+    if names:
+        replaced = dict.fromkeys(names, (transaction, queries.compactions.ALL))
+        hidden = queries.compactions.hide(work, older.number, replaced, now_ms=now_ms)
+        if hidden != len(names):
+            raise LeaseLost(f"queue {older.id!r}: expected {len(names)} pending segments, found {hidden}")
     dialect.end_long(work.connection, transaction)
     give_back(work, leases)
 
@@ -194,59 +194,25 @@ def _remove_rows(work: Work, older: Queue, settled: Snapshot, unit: MovedUnit) -
         raise LeaseLost(f"{unit.unit}: expected {unit.rows} rows under the lock, found {removed}")
 
 
-def _hide(
-    work: Work,
-    older: Queue,
-    unit: MovedUnit,
-    transaction: int,
-    *,
-    known: dict[tuple[int, int], int],
-    now_ms: int,
-) -> None:
-    if not unit.segments:
-        return
-    keys = [(segment.transaction, segment.number) for segment in unit.segments]
-    inputs = {key: known[key] for key in keys if key in known}
-    if new := [key for key in keys if key not in known]:
-        given = queries.compactions.give_partitions(work, older.number, older.layout, unit.unit.first, len(new))
-        inputs |= {key: given + i for i, key in enumerate(new)}
-    by = (transaction, queries.compactions.ALL)
-    hidden = queries.compactions.hide(work, older.number, inputs, by=by, now_ms=now_ms)
-    if hidden != len(inputs):
-        raise LeaseLost(f"{unit.unit}: expected {len(inputs)} segments that wait, found {hidden}")
-
-
-def _segment_rows(
+def _merged(
     target: Queue, transaction: int, written: Sequence[WrittenPart], lowest: Sequence[int]
-) -> tuple[list[dict[str, Any]], list[bool]]:
-    """Make the columns of the new segments, and say which of them were rows.
+) -> list[queries.compactions.Merged]:
+    """Make the new segments.
 
-    :param lowest: of the segments that those which were no rows stand for.
+    :param lowest: lowest sequences of the segments that they replace.
     """
     numbers = count(1)
-    rows = [
-        {
-            "transaction_id": transaction,
-            "number": next(numbers),
-            **piece.report.columns(part, target, seqs=_seqs(piece, part.first, lowest)),
-        }
+    return [
+        queries.compactions.Merged(
+            segment=(transaction, next(numbers)),
+            columns=piece.report.columns(part, target, seqs=_seqs(piece, part.first, lowest)),
+            row_entries=part.entries if piece.of_rows else 0,
+        )
         for piece in written
         for part in piece.report.slices
     ]
-    return rows, [piece.of_rows for piece in written for _ in piece.report.slices]
 
 
 def _seqs(piece: WrittenPart, first: int, lowest: Sequence[int]) -> tuple[int, int]:
     low, high = piece.seqs[first]
     return (low if piece.of_rows else min(low, *lowest)), high
-
-
-def _partitions(work: Work, target: Queue, rows: Sequence[dict[str, Any]]) -> list[int]:
-    """Give each segment a partition number of its unit."""
-    wanted = Counter(row["first_bucket"] for row in rows)
-    # ascending, as other publications go: two of them cannot deadlock
-    given: defaultdict[int, Any] = defaultdict()
-    for first in sorted(wanted):
-        start = queries.compactions.give_partitions(work, target.number, target.layout, first, wanted[first])
-        given[first] = count(start)
-    return [next(given[row["first_bucket"]]) for row in rows]

@@ -60,6 +60,23 @@ class MergedUnit:
             coalesced=found.num_rows - table.num_rows,
         )
 
+    def segment(
+        self, name: tuple[int, int], queue: Queue, report: FileReport, part: Slice
+    ) -> queries.compactions.Merged:
+        """Make the segment that replaces this unit's inputs.
+
+        :raises LeaseLost: the file has another number of entries.
+        """
+        if part.entries != self.written:
+            raise LeaseLost(f"{self.plan.unit}: expected {self.written} entries in the file, found {part.entries}")
+        seqs = (self.lowest_seq, self.highest_seq)
+        return queries.compactions.Merged(
+            segment=name,
+            columns=report.columns(part, queue, seqs=seqs),
+            row_entries=self.rows,
+            coalesced=self.coalesced,
+        )
+
 
 def is_published(work: Reading, transaction: int) -> bool:
     """Tell whether a compaction has taken effect: it leaves merged segments, until these are drained and vacuumed."""
@@ -86,11 +103,18 @@ def publish(
     dialect.hold_long(work.connection, transaction, (), store_id=identity_of(work.database).store_id)
     now_ms = hold(work, *leases)
     written = {part.first: (report, part) for report in reports for part in report.slices}
-    known = queries.compactions.partitions_of(work, queue.number)
+    merged: list[queries.compactions.Merged] = []
+    replaced: dict[tuple[int, int], tuple[int, int]] = {}
     for number, unit in enumerate(units, 1):
         _remove_rows(work, queue, settled, unit)
         if (found := written.get(unit.plan.unit.first)) is not None:
-            _replace(work, queue, (transaction, number), unit, *found, known=known, now_ms=now_ms)
+            merged.append(unit.segment((transaction, number), queue, *found))
+            replaced |= dict.fromkeys(unit.plan.names, (transaction, number))
+    if merged:
+        queries.compactions.insert(work, queue.number, merged)
+        hidden = queries.compactions.hide(work, queue.number, replaced, now_ms=now_ms)
+        if hidden != len(replaced):
+            raise LeaseLost(f"queue {queue.id!r}: expected {len(replaced)} pending segments, found {hidden}")
     dialect.end_long(work.connection, transaction)
     give_back(work, leases)
 
@@ -102,37 +126,3 @@ def _remove_rows(work: Work, queue: Queue, settled: Snapshot, unit: MergedUnit) 
     # A dead letter that was retried meanwhile has come back as a row, below what is settled.
     if removed != unit.rows:
         raise LeaseLost(f"{unit.plan.unit}: expected {unit.rows} rows under the lock, found {removed}")
-
-
-def _replace(
-    work: Work,
-    queue: Queue,
-    output: tuple[int, int],
-    unit: MergedUnit,
-    report: FileReport,
-    part: Slice,
-    *,
-    known: dict[tuple[int, int], int],
-    now_ms: int,
-) -> None:
-    plan = unit.plan
-    if part.entries != unit.written:
-        raise LeaseLost(f"{plan.unit}: expected {unit.written} entries in the file, found {part.entries}")
-    keys = [(segment.transaction, segment.number) for segment in plan.segments]
-    new = [key for key in keys if key not in known]
-    given = queries.compactions.give_partitions(work, queue.number, queue.layout, plan.unit.first, len(new) + 1)
-    inputs = {key: known[key] for key in keys if key in known}
-    inputs |= {key: given + i for i, key in enumerate(new)}
-    seqs = (unit.lowest_seq, unit.highest_seq)
-    row = {"transaction_id": output[0], "number": output[1], **report.columns(part, queue, seqs=seqs)}
-    queries.compactions.insert(
-        work,
-        queue.number,
-        row,
-        partition=given + len(new),
-        row_entries=unit.rows,
-        coalesced=unit.coalesced,
-    )
-    hidden = queries.compactions.hide(work, queue.number, inputs, by=output, now_ms=now_ms)
-    if hidden != len(inputs):
-        raise LeaseLost(f"{plan.unit}: expected {len(inputs)} segments that wait, found {hidden}")

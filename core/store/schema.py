@@ -276,7 +276,6 @@ compacted = _table(
     _id("transaction_id", primary_key=True),
     _int("number", primary_key=True),
     _id("queue_number"),  # of the reader
-    _id("partition"),
     _int("row_entries"),  # how many of its entries were rows, which are in no other file
     _id("coalesced"),  # how many entries were dropped since a later one of their key stands for them
 )
@@ -286,7 +285,6 @@ hidden_segment = _table(
     _id("queue_number", primary_key=True),
     _id("transaction_id", primary_key=True),
     _int("number", primary_key=True),
-    _id("partition"),
     _id("by_transaction"),  # the segment that stands for it
     _int("by_number"),
     _id("hidden_ms"),
@@ -298,14 +296,6 @@ unused_file = _table(
     _id("transaction_id", primary_key=True),
     _text("file", primary_key=True),  # its URL
     _id("since_ms"),  # when clean-up found first that nothing refers to it
-)
-# The partition numbers of a unit that were given to segments; none is given twice.
-partition = _table(
-    "xq_partition",
-    _id("queue_number", primary_key=True),
-    _int("layout", primary_key=True),
-    _int("first_bucket", primary_key=True),
-    _id("given"),
 )
 dead_letter = _table(
     "xq_dead_letter",

@@ -1,29 +1,27 @@
-"""What the timeline knows of segments, and what it answers: values, each valid in itself."""
+"""The values that a timeline takes and returns. Each one is checked when it is made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from export_queue.core.errors import InvalidArgument
 
-State = Literal["visible", "hidden", "retired", "waiting"]
-
 
 class SegmentId(NamedTuple):
-    """The name of a segment, which no other segment ever has."""
+    """The name of a segment. It is never used again."""
 
     transaction: int
     """The transaction that published it."""
     number: int
-    """Its number among those of the transaction."""
+    """Its number within the transaction."""
 
     def __str__(self) -> str:
         return f"{self.transaction}.{self.number}"
 
 
 class Generation(NamedTuple):
-    """A version of the entries of a run of buckets; of a higher one, what it covers of lower ones is hidden.
+    """One version of the entries in an interval of buckets. It hides lower versions in the buckets that it covers.
 
     Source: a time chunk and its version in Druid.
     """
@@ -39,17 +37,17 @@ class Generation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AtomicGroup:
-    """Segments of one generation that replace others all together: Druid's atomic update group.
+    """Segments of one generation that together replace other segments: the atomic update group of Druid.
 
-    Together the members hold what the overshadowed segments hold together. All members name the same group.
+    The members together hold the entries of the overshadowed segments. All members name the same group.
 
-    :raises InvalidArgument: there is no member, or an overshadowed number is not below all members.
+    :raises InvalidArgument: the group has no member, or an overshadowed number is not below all members.
     """
 
     members: frozenset[int]
     """Partition numbers."""
     overshadows: frozenset[int] = frozenset()
-    """Partition numbers of segments that existed before all members: so groups never hide each other in a circle."""
+    """Partition numbers of older segments. They are below all members, so groups cannot hide each other in a circle."""
     lowest: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,17 +60,17 @@ class AtomicGroup:
             raise InvalidArgument(
                 f"atomic group {_shown(self.members)}: expected to overshadow partitions below {self.lowest}, "
                 f"found {_shown(self.overshadows)}",
-                hint="a segment gets its partition number when its inputs have theirs",
+                hint="a segment gets its partition number after its inputs have theirs",
             )
 
     @classmethod
     def of(cls, *members: int, overshadows: frozenset[int] = frozenset()) -> AtomicGroup:
-        """Make the group of some partition numbers."""
+        """Make a group of partition numbers."""
         return cls(frozenset(members), overshadows)
 
     @classmethod
     def founding(cls, founders: int) -> AtomicGroup:
-        """Make the group that founds a generation: its first partitions."""
+        """Make the group that founds a generation: partitions 0 to ``founders - 1``."""
         return cls(frozenset(range(founders)))
 
     def __str__(self) -> str:
@@ -81,22 +79,20 @@ class AtomicGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSegment:
-    """A published segment, as far as the timeline is concerned.
+    """A published segment.
 
-    :raises InvalidArgument: its fields contradict each other.
+    :raises InvalidArgument: the fields contradict each other.
     """
 
     id: SegmentId
     generation: Generation
     partition: int
-    """Its number in the generation."""
+    """Its number in the generation. It is never used again."""
     group: AtomicGroup
     founders: int = 0
-    """Size of the group that founded the generation, in every segment of it: its members are the first partitions.
+    """Size of the group that founded the generation, whose members are the first partitions. Every segment has it.
 
-    0 where nobody did, since segments were appended where nothing was: such a generation replaces nothing."""
-    retired: bool = False
-    """Whether everything in it is exported: nobody reads it any more, and it goes on hiding what it hid."""
+    0 if segments were appended where no generation existed. Such a generation replaces nothing."""
 
     def __post_init__(self) -> None:
         first, end, version = self.generation
@@ -110,7 +106,7 @@ class TimelineSegment:
             )
         if self.founders < 0:
             raise InvalidArgument(f"segment {self.id}: expected 0 or more founders, found {self.founders}")
-        # where one of the group's partitions is a founder's, the group is the founders' one
+        # a group with one founder is the founding group
         if self.group.lowest < self.founders and not (
             len(self.group.members) == self.founders == max(self.group.members) + 1 and not self.group.overshadows
         ):
@@ -127,26 +123,16 @@ class TimelineSegment:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A segment in some of its buckets."""
+    """The part of a segment in an interval of buckets."""
 
     segment: TimelineSegment
     first: int
     end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a segment that has one state."""
-
-    segment: TimelineSegment
-    first: int
-    end: int
-    state: State
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A group that neither shows nor hides anything, because members are missing."""
+    """A group with missing members. It neither shows nor hides anything."""
 
     generation: Generation
     group: AtomicGroup

@@ -1,27 +1,25 @@
-"""The timeline of a queue's segments: what is kept is a function of the set, what is asked is computed from it."""
+"""The timeline: it keeps a set of segments and computes from it which are visible."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.timeline import removal
 from export_queue.core.timeline.generation import GenerationSegments
-from export_queue.core.timeline.model import Generation, Missing, Part, Piece, SegmentId, State, TimelineSegment
-from export_queue.core.timeline.places import Cover, Places, highest
+from export_queue.core.timeline.intervals import Cover, GenerationIndex, highest
+from export_queue.core.timeline.model import Generation, Missing, Piece, SegmentId, TimelineSegment
 
 
 class Timeline:
-    """Tells which segments of a queue's layout count in which buckets; not for several threads at once.
+    """Decides which segments are visible in which buckets. Not thread-safe.
 
-    In each bucket the highest complete generation shows, and in it what no whole atomic group hides. Two timelines
-    with the same segments answer alike, in whatever order and by whatever calls they got them.
+    In each bucket the highest complete generation is visible, without the segments that a whole atomic group hides.
+    Two timelines with the same segments give the same answers, in whatever order the segments were added.
 
-    Source: Druid's VersionedIntervalTimeline with the overshadowing of its segment locking proposal.
+    Source: Druid's VersionedIntervalTimeline, with the overshadowing of its segment locking proposal.
 
-    :param segments: all at once, which is quicker than one by one.
+    :param segments: segments to begin with; faster than adding them one by one.
     :raises InvalidArgument: two of them contradict each other.
     """
 
@@ -36,20 +34,20 @@ class Timeline:
             found.check(segment)
             found.add(segment)
             self._by_id[segment.id] = segment
-        self._places = Places(self._generations)
+        self._index = GenerationIndex(self._generations)
         for one, other in pairwise(sorted(self._generations, key=lambda one: (one.version, one.first))):
             if one.version == other.version and other.first < one.end:
                 raise _overlap(one, other)
         for generation, found in self._generations.items():
             if not found.founders:
-                self._check_place(generation, found.founders)
+                self._check_neighbours(generation, found.founders)
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[TimelineSegment]:
-        """Yield all segments, as :meth:`removable` orders them."""
-        for generation in sorted(self._generations, key=_depth):
+        """Yield all segments by version, first bucket and partition."""
+        for generation in sorted(self._generations, key=_by_version):
             yield from (one for _, one in sorted(self._generations[generation].by_partition.items()))
 
     def __contains__(self, segment: SegmentId) -> bool:
@@ -58,7 +56,7 @@ class Timeline:
     def __getitem__(self, segment: SegmentId) -> TimelineSegment:
         """Return a segment.
 
-        :raises InvalidArgument: it is not there.
+        :raises InvalidArgument: the timeline does not contain it.
         """
         try:
             return self._by_id[segment]
@@ -66,26 +64,26 @@ class Timeline:
             raise InvalidArgument(f"the timeline has no segment {segment}") from None
 
     def add(self, segment: TimelineSegment) -> None:
-        """Take in a segment that was published.
+        """Add a published segment.
 
-        :raises InvalidArgument: it contradicts those that are there; then nothing has changed.
+        :raises InvalidArgument: it contradicts a present one. Then nothing has changed.
         """
         self._refuse_known(segment)
         generation = segment.generation
         found = self._generations.get(generation)
         if found is None:
-            self._check_place(generation, segment.founders)
+            self._check_neighbours(generation, segment.founders)
             found = self._generations[generation] = GenerationSegments(generation, segment.founders)
-            self._places.add(generation)
+            self._index.add(generation)
         else:
             found.check(segment)
         found.add(segment)
         self._by_id[segment.id] = segment
 
     def withdraw(self, segment: SegmentId) -> None:
-        """Leave out a segment that is lost, was taken back, or was removed: what it hid shows, hop by hop.
+        """Remove a segment. What it has hidden becomes visible again, hop by hop.
 
-        :raises InvalidArgument: it is not there.
+        :raises InvalidArgument: the timeline does not contain it.
         """
         gone = self[segment]
         found = self._generations[gone.generation]
@@ -93,121 +91,75 @@ class Timeline:
         del self._by_id[segment]
         if not found.by_partition:
             del self._generations[gone.generation]
-            self._places.remove(gone.generation)
-
-    def retire(self, segment: SegmentId) -> None:
-        """Note that nothing of a segment is :meth:`unexported`: it shows no more, counts as there and goes on hiding.
-
-        Retiring again changes nothing.
-
-        :raises InvalidArgument: it is not there.
-        """
-        retired = replace(self[segment], retired=True)
-        self._by_id[segment] = retired
-        self._generations[retired.generation].by_partition[retired.partition] = retired
+            self._index.remove(gone.generation)
 
     def visible(self, first: int, end: int) -> tuple[Piece, ...]:
-        """Find what is to be read of some buckets.
+        """Find what to read in the buckets ``[first, end)``.
 
-        :param first: the first bucket.
-        :param end: the end of the buckets.
-        :returns: segments with the buckets in which they count, ascending by bucket and partition number.
+        :returns: segments with the buckets in which they count, ascending by bucket and partition.
         """
         return tuple(
             Piece(segment, start, stop) for start, stop, found in self._winners(first, end) for segment in found.shown()
         )
 
     def hidden(self) -> tuple[TimelineSegment, ...]:
-        """Find the segments that are not retired and of which nothing shows, since others hide it."""
-        states: dict[SegmentId, set[State]] = {}
-        for part in self.parts():
-            states.setdefault(part.segment.id, set()).add(part.state)
-        return tuple(one for one in self if states[one.id] == {"hidden"})
-
-    def missing(self) -> tuple[Missing, ...]:
-        """Find the groups of which members are missing, so that the others neither show nor hide anything.
-
-        Whatever was appended to a generation waits, too, while the group that founded it is among these.
-        """
-        return tuple(
-            one for place in sorted(self._generations, key=_depth) for one in self._generations[place].missing()
-        )
-
-    def parts(self) -> tuple[Part, ...]:
-        """Cut all segments where their states change.
-
-        :returns: the parts of each segment ascending; segments of high versions first, then of high partition numbers.
-        """
+        """Find the segments that other segments hide in all of their buckets."""
         cover = Cover()
-        parts: list[Part] = []
-        for generation in sorted(self._generations, key=_depth, reverse=True):
+        hidden: set[SegmentId] = set()
+        for generation in sorted(self._generations, key=_by_version, reverse=True):
             found = self._generations[generation]
-            showing = list(cover.gaps(generation.first, generation.end))
-            for _, segment in sorted(found.by_partition.items(), reverse=True):
-                parts += _parts_of(segment, found, showing)
+            is_covered = cover.contains(generation.first, generation.end)
+            hidden.update(one.id for one in found.by_partition.values() if is_covered or found.is_hidden(one))
             if found.is_complete:
                 cover.add(generation.first, generation.end)
-        return tuple(parts)
+        return tuple(one for one in self if one.id in hidden)
 
-    def unexported(self, segment: SegmentId) -> tuple[Piece, ...]:
-        """Find what of a segment must still be exported before it may be retired.
+    def missing(self) -> tuple[Missing, ...]:
+        """Find the groups with missing members, which neither show nor hide anything.
 
-        Buckets in which exported segments hide it need not be: their entries have gone with those.
-
-        :raises InvalidArgument: it is not there.
+        While the founding group of a generation is among them, segments appended to that generation are not visible.
         """
-        found = self[segment]
-        first, end, version = found.generation
-        above = [self._generations[one] for one in self._places.overlapping(first, end) if one.version > version]
-        runs = removal.unexported(found, self._generations[found.generation], above)
-        return tuple(Piece(found, *run) for run in runs)
-
-    def removable(self) -> tuple[tuple[TimelineSegment, ...], ...]:
-        """Find what clean-up may take: segments whose entries are exported, each with all that it hides.
-
-        :returns: steps, the deepest first. Each is taken as a whole, in one transaction; behind any of them nothing
-            shows that did not show before, nor does it later, whatever else is withdrawn.
-        """
-        ascending = [self._generations[one] for one in sorted(self._generations, key=_depth)]
-        return removal.removable(ascending, self._places)
+        return tuple(
+            one for found in sorted(self._generations, key=_by_version) for one in self._generations[found].missing()
+        )
 
     def generation_at(self, bucket: int) -> Generation | None:
-        """Find the generation that shows in a bucket, in which what is appended lies; None where there is none."""
+        """Find the visible generation of a bucket, to which segments are appended."""
         return next((found.generation for _, _, found in self._winners(bucket, bucket + 1)), None)
 
     def founders_of(self, generation: Generation) -> int:
-        """Tell the size of the group that founded a generation, which what is appended names.
+        """Return the size of the group that founded a generation. Appended segments name it.
 
-        :raises InvalidArgument: nothing of it is there.
+        :raises InvalidArgument: the timeline has no segment of the generation.
         """
         return self._of(generation).founders
 
     def segments_of(self, generation: Generation) -> tuple[TimelineSegment, ...]:
-        """List what shows in a generation where no higher one hides it, by partition number.
+        """List by partition the segments that count where no higher generation hides this one.
 
-        :raises InvalidArgument: nothing of it is there.
+        :raises InvalidArgument: the timeline has no segment of the generation.
         """
         return tuple(self._of(generation).shown())
 
     def next_partition(self, generation: Generation) -> int:
-        """Find the lowest partition number above all that a segment of a generation has or names.
+        """Return the lowest number above all partitions that a segment of a generation has or names.
 
-        Only the store knows of numbers that were used and have gone.
+        Numbers of removed segments are not known here; the store must remember them.
         """
         found = self._generations.get(generation)
         return 0 if found is None else found.next_partition()
 
     def next_version(self) -> int:
-        """Find the lowest version above all; only the store knows of those that have gone."""
+        """Return the lowest version above all. The store must remember versions of removed segments."""
         return max((one.version for one in self._generations), default=0) + 1
 
     def overshadowed_by(self, inputs: Iterable[SegmentId]) -> frozenset[int]:
-        """Find what an atomic group overshadows whose members replace some segments of one generation.
+        """Find the partitions that an atomic group must overshadow to replace segments of one generation.
 
-        These are the inputs and what whole groups among them replace already: it must stay hidden when they have gone.
+        These are the inputs and what whole groups among them replace: it must stay hidden after the inputs are removed.
 
         :returns: partition numbers.
-        :raises InvalidArgument: there are no inputs, one is not there, or they are of several generations.
+        :raises InvalidArgument: there are no inputs, one is unknown, or they belong to several generations.
         """
         found = [self[one] for one in inputs]
         generations = sorted({one.generation for one in found})
@@ -226,11 +178,11 @@ class Timeline:
 
     def _refuse_known(self, segment: TimelineSegment) -> None:
         if segment.id in self._by_id:
-            raise InvalidArgument(f"segment {segment.id}: expected to be new, found it in the timeline")
+            raise InvalidArgument(f"segment {segment.id}: expected a new segment, found it in the timeline")
 
-    def _check_place(self, generation: Generation, founders: int) -> None:
-        """Refuse a generation that contradicts those around it."""
-        for other in self._places.overlapping(generation.first, generation.end):
+    def _check_neighbours(self, generation: Generation, founders: int) -> None:
+        """Check that a generation does not contradict those that it overlaps."""
+        for other in self._index.overlapping(generation.first, generation.end):
             if other == generation:
                 continue
             if other.version == generation.version:
@@ -239,42 +191,23 @@ class Timeline:
             if not (founders if upper is generation else self._generations[other].founders):
                 raise InvalidArgument(
                     f"{upper}: expected founders, since it hides {lower}; found none",
-                    hint="what is appended lies in the generation that is there",
+                    hint="append to the existing generation instead",
                 )
 
     def _winners(self, first: int, end: int) -> Iterator[tuple[int, int, GenerationSegments]]:
-        """Yield runs of ``[first, end)`` with the highest complete generation of each, ascending."""
-        complete = [one for one in self._places.overlapping(first, end) if self._generations[one].is_complete]
+        """Yield the parts of ``[first, end)`` with the highest complete generation of each, ascending."""
+        complete = [one for one in self._index.overlapping(first, end) if self._generations[one].is_complete]
         for start, stop, generation in highest(complete, first, end):
             yield start, stop, self._generations[generation]
 
 
-def _depth(generation: Generation) -> tuple[int, int]:
-    """Order generations so that each comes behind those that it can hide."""
+def _by_version(generation: Generation) -> tuple[int, int]:
+    """Order generations so that each follows those that it can hide."""
     return generation.version, generation.first
-
-
-def _parts_of(
-    segment: TimelineSegment, found: GenerationSegments, showing: Sequence[tuple[int, int]]
-) -> Iterator[Part]:
-    """Cut a segment into runs in which its generation shows, and others."""
-    under: State = "retired" if segment.retired else "hidden"
-    if segment.retired or found.is_hidden(segment):
-        yield Part(segment, segment.generation.first, segment.generation.end, under)
-        return
-    state: State = "visible" if found.is_complete and found.is_whole(segment) else "waiting"
-    at = segment.generation.first
-    for first, end in showing:
-        if at < first:
-            yield Part(segment, at, first, under)
-        yield Part(segment, first, end, state)
-        at = end
-    if at < segment.generation.end:
-        yield Part(segment, at, segment.generation.end, under)
 
 
 def _overlap(one: Generation, other: Generation) -> InvalidArgument:
     return InvalidArgument(
-        f"{one}: expected the generations of one version to lie apart, found {other}",
-        hint="a change of the intervals takes a new version",
+        f"{one}: expected no overlap with a generation of the same version, found {other}",
+        hint="other intervals need a new version",
     )

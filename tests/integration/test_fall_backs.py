@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,8 @@ from export_queue.core.segments import (
     Candidates,
     UnitReader,
     compact,
-    count_states,
     falling_back,
-    stored_timeline,
+    list_segments,
     vacuum_segments,
     waiting_segments,
 )
@@ -144,7 +144,7 @@ def test_what_a_segment_hides_stays_hidden_though_it_is_drained_in_the_middle_of
 
     def states() -> dict[str, int]:
         with database.read() as work:
-            return dict(count_states(stored_timeline(work, queue)[1]))
+            return dict(Counter(one.state for one in list_segments(work, queue)))
 
     with monkeypatch.context() as patched:
         patched.setattr(queries.vacuum, "ended_loads", drained_before)

@@ -26,10 +26,10 @@ from export_queue.core.segments import (
     Candidates,
     UnitReader,
     compact,
+    list_segments,
     peek,
     rewrite,
     rewriting,
-    stored_timeline,
     vacuum_segments,
     waiting_segments,
 )
@@ -691,19 +691,19 @@ def test_each_layout_shows_what_has_become_of_its_segments(orders: Store) -> Non
     bulk.load(orders, many(10, b"later"))
     with orders.database.read() as work:
         queue = find_queue(work, "orders")
-        former, shown = stored_timeline(work, queue.laid_out_as(Layout(1, 20, 10)))
-        current, found = stored_timeline(work, queue)
+        shown = list_segments(work, queue.laid_out_as(Layout(1, 20, 10)))
+        found = list_segments(work, queue)
     assert {one.state for one in shown} == {"hidden"}
-    assert len({one.hidden_by for one in shown}) == 1
+    assert {one.range.layout for one in shown} == {1}
+    (by,) = {one.hidden_by for one in shown}
     assert len(shown) == report.inputs
-    stand_ins = [one for one in former if one.retired]
-    assert [str(one.id) for one in stand_ins] == [shown[0].hidden_by] * 2
-    assert {one.generation.version for one in former} == {1}
-    assert {one.generation.version for one in current} == {2}
+    moved = {one.segment for one in found if one.segment.startswith(f"{by}.")}
+    assert len(moved) == report.outputs
+    assert {one.range.layout for one in found} == {2}
     assert {one.state for one in found} == {"visible"}
     drained(orders)
     with orders.database.read() as work:
-        states = {one.state for one in stored_timeline(work, find_queue(work, "orders"))[1]}
+        states = {one.state for one in list_segments(work, find_queue(work, "orders"))}
     assert states == {"retired"}
 
 

@@ -31,9 +31,9 @@ from export_queue.core.segments import (
     compact,
     compaction,
     fall_back,
+    list_segments,
     rewrite,
     rewriting,
-    stored_timeline,
     vacuum_segments,
     waiting_segments,
 )
@@ -537,8 +537,8 @@ class World:
         queue = self.store.queue(reader.id)
         with self.store.database.read() as work:
             for layout in queue.layouts():
-                stored = stored_timeline(work, queue.laid_out_as(layout))[1]
-                assert all(one.hidden_by is None or one.state == "hidden" for one in stored), stored
+                listed = list_segments(work, queue.laid_out_as(layout))
+                assert all(one.hidden_by is None or one.state == "hidden" for one in listed), listed
 
     def finish(self) -> None:
         """End all that is open, drain all, and compare the sinks with the model (I9); nothing is left behind."""

@@ -1,19 +1,13 @@
-"""Timelines to test with: the worked example of the segment locking proposal, and an oracle.
-
-``python -m tests.support.timelines`` from the repository's root draws the pictures of ``docs/`` anew.
-"""
+"""Timelines to test with: the worked example of the segment locking proposal, and an oracle."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
-from export_queue.core.timeline import AtomicGroup, Generation, Piece, SegmentId, Timeline, TimelineSegment, draw_svg
-
-DOCS = Path(__file__).parents[2] / "docs"
+from export_queue.core.timeline import AtomicGroup, Generation, Piece, SegmentId, Timeline, TimelineSegment
 
 
 def segment(
@@ -25,7 +19,6 @@ def segment(
     members: Iterable[int] | None = None,
     overshadows: Iterable[int] = (),
     founders: int = 0,
-    retired: bool = False,
 ) -> TimelineSegment:
     """Make a segment; one of the founders belongs to their group, others are alone by default."""
     if members is None:
@@ -36,7 +29,6 @@ def segment(
         partition=partition,
         group=AtomicGroup(frozenset(members), frozenset(overshadows)),
         founders=founders,
-        retired=retired,
     )
 
 
@@ -58,7 +50,7 @@ def levels_example() -> list[TimelineSegment]:
     return [
         segment(1, 0, at=(0, 100), version=1),
         segment(2, 1, at=(0, 100), version=1),
-        segment(3, 0, at=(100, 200), version=1, retired=True),
+        segment(3, 0, at=(100, 200), version=1),
         segment(4, 0, at=(50, 150), version=2, founders=2),
         segment(5, 1, at=(50, 150), version=2, founders=2),
         segment(6, 2, at=(50, 150), version=2, founders=2),
@@ -66,36 +58,9 @@ def levels_example() -> list[TimelineSegment]:
     ]
 
 
-def stored_example() -> list[TimelineSegment]:
-    """What the store has of a queue of two units that was compacted twice, and loaded since."""
-    one, two = (0, 101), (101, 202)
-    return [
-        *(segment(number + 1, number, at=one, version=1) for number in range(3)),
-        segment(4, 3, at=one, version=1, overshadows=[0, 1, 2]),
-        segment(5, 4, at=one, version=1),
-        segment(6, 5, at=one, version=1, overshadows=[3, 4]),
-        segment(7, 6, at=one, version=1),
-        *(segment(number + 8, number, at=two, version=1) for number in range(2)),
-        segment(10, 2, at=two, version=1, overshadows=[0, 1], retired=True),
-    ]
-
-
-def pictures() -> dict[Path, str]:
-    """The generated pictures of the pages."""
-    return {
-        DOCS / "segments-compacted.svg": draw_svg(Timeline(stored_example())),
-        DOCS / "timeline-groups.svg": draw_svg(Timeline(seed_example().values())),
-        DOCS / "timeline-versions.svg": draw_svg(Timeline(levels_example())),
-    }
-
-
 @st.composite
-def segment_sets(draw: st.DrawFn, *, most: int = 12, whole: bool = False) -> list[TimelineSegment]:
-    """Sets of segments that may lie in one timeline, in any order.
-
-    :param most: how many, unless they are whole.
-    :param whole: whether all are there and none is retired; else some are missing, and some are retired.
-    """
+def segment_sets(draw: st.DrawFn, *, most: int = 12) -> list[TimelineSegment]:
+    """Sets of at most some segments that may lie in one timeline, in any order; some are missing."""
     generations = dict[Generation, int]()
     for first, length, version, founders in draw(
         st.lists(st.tuples(*(st.integers(*bounds) for bounds in ((0, 6), (1, 5), (1, 4), (0, 2)))), max_size=4)
@@ -115,8 +80,7 @@ def segment_sets(draw: st.DrawFn, *, most: int = 12, whole: bool = False) -> lis
             taken += size
         for group in groups:
             for partition in sorted(group.members):
-                retired, missing = draw(st.tuples(st.booleans(), st.integers(0, 4))) if not whole else (False, 1)
-                if missing:
+                if draw(st.integers(0, 4)):
                     number = len(segments) + 1
                     segments.append(
                         TimelineSegment(
@@ -125,10 +89,9 @@ def segment_sets(draw: st.DrawFn, *, most: int = 12, whole: bool = False) -> lis
                             partition=partition,
                             group=group,
                             founders=founders,
-                            retired=retired,
                         )
                     )
-    return draw(st.permutations(segments))[: len(segments) if whole else most]
+    return draw(st.permutations(segments))[:most]
 
 
 class Oracle:
@@ -147,7 +110,7 @@ class Oracle:
         if not complete:
             return []
         top = max(complete, key=lambda one: one.version)
-        return [one for one in self._of(top) if not one.retired and self._shows(one)]
+        return [one for one in self._of(top) if self._shows(one)]
 
     def _of(self, generation: Generation) -> list[TimelineSegment]:
         return [one for one in self.segments if one.generation == generation]
@@ -193,19 +156,6 @@ def answers(timeline: Timeline) -> dict[str, Any]:
         "visible": timeline.visible(0, 1000),
         "hidden": timeline.hidden(),
         "missing": timeline.missing(),
-        "parts": timeline.parts(),
-        "removable": timeline.removable(),
-        "unexported": [timeline.unexported(one.id) for one in timeline],
         "generations": [timeline.generation_at(bucket) for bucket in range(12)],
         "next": ({one: timeline.next_partition(one) for one in generations}, timeline.next_version()),
     }
-
-
-def main() -> None:
-    """Write the pictures."""
-    for path, picture in pictures().items():
-        path.write_text(picture)
-
-
-if __name__ == "__main__":
-    main()

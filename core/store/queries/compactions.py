@@ -8,17 +8,16 @@ of rows stand for nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
-from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.queries.segments import Key
 from export_queue.core.store.schema import compacted as c
 from export_queue.core.store.schema import hidden_segment as h
 from export_queue.core.store.schema import load
-from export_queue.core.store.schema import partition as p
 from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_done as d
 from export_queue.core.store.schema import segment_reader as r
@@ -29,41 +28,36 @@ _KEYS_AT_ONCE = 300
 """Segments that one statement names: two parameters each."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """A merged segment that is to be published."""
+
+    segment: Key
+    columns: Mapping[str, Any]
+    """Its columns other than its transaction and number."""
+    row_entries: int
+    """How many of its entries were rows."""
+    coalesced: int = 0
+    """How many entries were dropped because a later one of their key replaces them."""
+
+
 def is_published(work: Reading, transaction: int) -> bool:
     """Tell whether a compaction has taken effect: it leaves merged segments, until these are drained."""
     return bool(work.connection.scalar(sa.select(sa.exists().where(c.c.transaction_id == transaction))))
 
 
-def give_partitions(work: Work, queue: int, layout: int, first_bucket: int, count: int) -> int:
-    """Draw partition numbers of a unit, which nobody has been given; returns the first of them."""
-    place = {"queue_number": queue, "layout": layout, "first_bucket": first_bucket}
-    put = insert_into(work, p).values(**place, given=count)
-    put = put.on_conflict_do_update(index_elements=list(p.primary_key.columns), set_={"given": p.c.given + count})
-    return int(work.connection.execute(put.returning(p.c.given)).scalar_one()) - count
-
-
-def partitions_given(work: Reading, queue: int, layout: int) -> dict[int, int]:
-    """Read how many partition numbers each unit has given, by its first bucket."""
-    statement = sa.select(p.c.first_bucket, p.c.given).where(p.c.queue_number == queue, p.c.layout == layout)
-    return {int(first): int(given) for first, given in work.connection.execute(statement)}
-
-
-def partitions_of(work: Reading, queue: int) -> dict[Key, int]:
-    """Read the partition numbers of a reader's merged segments."""
-    statement = sa.select(c.c.transaction_id, c.c.number, c.c.partition).where(c.c.queue_number == queue)
-    return {(int(one), int(number)): int(given) for one, number, given in work.connection.execute(statement)}
+def merged(work: Reading, queue: int) -> set[Key]:
+    """Read the names of a reader's merged segments, including drained ones until clean-up deletes them."""
+    statement = sa.select(c.c.transaction_id, c.c.number).where(c.c.queue_number == queue)
+    return {(int(transaction), int(number)) for transaction, number in work.connection.execute(statement)}
 
 
 def outputs(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
-    """Read a reader's merged segments, drained ones too until clean-up forgets them: columns, partition, ``waits``."""
-    waits = sa.exists().where(
-        r.c.queue_number == queue, r.c.transaction_id == g.c.transaction_id, r.c.number == g.c.number
-    )
+    """Read the columns of a reader's merged segments, including drained ones until clean-up deletes them."""
     statement = (
-        sa.select(g, c.c.partition, waits.label("waits"))
+        sa.select(g)
         .select_from(c.join(g, sa.and_(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)))
         .where(c.c.queue_number == queue, g.c.layout == layout)
-        .order_by(c.c.partition)
     )
     return [dict(row) for row in work.connection.execute(statement).mappings()]
 
@@ -75,62 +69,35 @@ def made_of(work: Reading, segment: Key) -> tuple[int, int]:
     return (0, 0) if found is None else (int(found[0]), int(found[1]))
 
 
-def insert(
-    work: Work, queue: int, row: Mapping[str, Any], *, partition: int, row_entries: int, coalesced: int = 0
-) -> None:
-    """Publish a merged segment to its reader.
+def insert(work: Work, queue: int, segments: Sequence[Merged]) -> None:
+    """Publish the merged segments of one transaction to their reader."""
+    rows = [{**_named(one.segment), "queue_number": queue} for one in segments]
+    work.connection.execute(g.insert(), [{**one.columns, **_named(one.segment)} for one in segments])
+    made_of = [{"row_entries": one.row_entries, "coalesced": one.coalesced} for one in segments]
+    work.connection.execute(c.insert(), [{**row, **counts} for row, counts in zip(rows, made_of, strict=True)])
+    work.connection.execute(r.insert(), rows)
+    counted = load.update().where(load.c.transaction_id == segments[-1].segment[0])
+    work.connection.execute(counted.values(segments=max(one.segment[1] for one in segments)))
 
-    :param row: its columns, its transaction and number included.
-    :param row_entries: how many of its entries were rows.
-    :param coalesced: how many entries a later one of their key stands for.
+
+def hide(work: Work, queue: int, replaced: Mapping[Key, Key], *, now_ms: int) -> int:
+    """Replace pending segments by merged ones.
+
+    :param replaced: for each segment the merged one; with the number :data:`ALL`, all segments of its transaction.
+    :returns: how many of the segments were pending.
     """
-    key = {"transaction_id": row["transaction_id"], "number": row["number"]}
-    work.connection.execute(g.insert(), dict(row))
-    work.connection.execute(
-        c.insert(),
-        {**key, "queue_number": queue, "partition": partition, "row_entries": row_entries, "coalesced": coalesced},
-    )
-    work.connection.execute(r.insert(), {**key, "queue_number": queue})
-    counted = load.update().where(load.c.transaction_id == row["transaction_id"])
-    work.connection.execute(counted.values(segments=row["number"]))
-
-
-def insert_rewritten(
-    work: Work, queue: int, rows: Sequence[Mapping[str, Any]], *, partitions: Sequence[int], row_entries: Sequence[int]
-) -> None:
-    """Publish all segments of a transaction to its reader, each as :func:`insert` does one."""
-    keys = [{"transaction_id": row["transaction_id"], "number": row["number"]} for row in rows]
-    work.connection.execute(g.insert(), [dict(row) for row in rows])
-    merged = [
-        {**key, "queue_number": queue, "partition": partition, "row_entries": entries, "coalesced": 0}
-        for key, partition, entries in zip(keys, partitions, row_entries, strict=True)
-    ]
-    work.connection.execute(c.insert(), merged)
-    work.connection.execute(r.insert(), [{**key, "queue_number": queue} for key in keys])
-    counted = load.update().where(load.c.transaction_id == rows[-1]["transaction_id"])
-    work.connection.execute(counted.values(segments=max(row["number"] for row in rows)))
-
-
-def hide(work: Work, queue: int, inputs: Mapping[Key, int], *, by: Key, now_ms: int) -> int:
-    """Let a merged segment stand for others; returns how many of these the reader had still to read.
-
-    :param inputs: the partition number of each.
-    :param by: the merged segment; with the number :data:`ALL` all that its transaction has rewritten.
-    """
+    keys = sorted(replaced)
     rows = [
         {
             "queue_number": queue,
-            "transaction_id": transaction,
-            "number": number,
-            "partition": partition,
-            "by_transaction": by[0],
-            "by_number": by[1],
+            **_named(key),
+            "by_transaction": replaced[key][0],
+            "by_number": replaced[key][1],
             "hidden_ms": now_ms,
         }
-        for (transaction, number), partition in sorted(inputs.items())
+        for key in keys
     ]
     work.connection.execute(h.insert(), rows)
-    keys = sorted(inputs)
     return sum(
         work.connection.execute(
             r.delete().where(r.c.queue_number == queue, _key(r).in_(keys[start : start + _KEYS_AT_ONCE]))
@@ -205,14 +172,18 @@ def stamp(work: Reading, queue: int) -> tuple[int, int]:
 
 
 def hidden(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
-    """Read the segments that merged ones hide from a reader: the segment's columns, its partition, and by which."""
+    """Read the segments that others have replaced for a reader: their columns, and by which, in the order of ids."""
     statement = (
-        sa.select(g, h.c.partition, h.c.by_transaction, h.c.by_number, h.c.hidden_ms)
+        sa.select(g, h.c.by_transaction, h.c.by_number, h.c.hidden_ms)
         .select_from(h.join(g, sa.and_(g.c.transaction_id == h.c.transaction_id, g.c.number == h.c.number)))
         .where(h.c.queue_number == queue, g.c.layout == layout)
-        .order_by(h.c.partition)
+        .order_by(h.c.transaction_id, h.c.number)
     )
     return [dict(row) for row in work.connection.execute(statement).mappings()]
+
+
+def _named(segment: Key) -> dict[str, int]:
+    return {"transaction_id": segment[0], "number": segment[1]}
 
 
 def _key(table: sa.Table) -> Any:

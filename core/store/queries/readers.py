@@ -16,7 +16,6 @@ from export_queue.core.store.schema import (
     hidden_segment,
     lock,
     lock_request,
-    partition,
     removed_queue,
     segment_done,
     segment_reader,
@@ -24,7 +23,7 @@ from export_queue.core.store.schema import (
 )
 from export_queue.core.store.schema import queue as q
 
-_OF_A_QUEUE = (entry, segment_done, segment_reader, hidden_segment, partition, dead_letter, lock, lock_request)
+_OF_A_QUEUE = (entry, segment_done, segment_reader, hidden_segment, dead_letter, lock, lock_request)
 """Tables with rows of queues, by the queue's number."""
 
 

@@ -1,4 +1,4 @@
-"""Where generations lie: a search for those that overlap some buckets, and a union of buckets."""
+"""Intervals of buckets: an index of generations, a union, and the highest generation in each part of an interval."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from export_queue.core.timeline.model import Generation
 
 
-class Places:
-    """Generations, found by their buckets.
+class GenerationIndex:
+    """Finds generations by their buckets.
 
-    They are kept sorted, apart by length: the lengths of one list differ by a factor of two at most, so that what
-    overlaps a run of buckets begins in it or shortly before.
+    There is one sorted list for each power of two of the length. So the generations of a list that overlap an interval
+    begin in it or shortly before.
     """
 
     def __init__(self, generations: Iterable[Generation] = ()) -> None:
@@ -22,16 +22,16 @@ class Places:
             self._list_of(generation).append(generation)
 
     def add(self, generation: Generation) -> None:
-        """Take in a generation."""
+        """Add a generation."""
         insort(self._list_of(generation), generation)
 
     def remove(self, generation: Generation) -> None:
-        """Leave one out."""
+        """Remove a generation."""
         found = self._list_of(generation)
         del found[bisect_left(found, generation)]
 
     def overlapping(self, first: int, end: int) -> Iterator[Generation]:
-        """Yield the generations that have buckets of ``[first, end)``."""
+        """Yield the generations with buckets of ``[first, end)``."""
         for bits, found in self._by_length.items():
             begin = bisect_left(found, Generation(first - (1 << bits), -1, -1))
             for at in range(begin, bisect_left(found, Generation(end, -1, -1))):
@@ -43,36 +43,30 @@ class Places:
 
 
 class Cover:
-    """A union of runs of buckets."""
+    """A union of intervals of buckets."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._ends: list[int] = []
 
     def add(self, first: int, end: int) -> None:
-        """Cover ``[first, end)``, too."""
+        """Add ``[first, end)``."""
         begin, stop = bisect_left(self._ends, first), bisect_right(self._firsts, end)
         if begin < stop:
             first, end = min(first, self._firsts[begin]), max(end, self._ends[stop - 1])
         self._firsts[begin:stop], self._ends[begin:stop] = [first], [end]
 
-    def gaps(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the runs of ``[first, end)`` that are not covered."""
-        at = bisect_right(self._ends, first)
-        while at < len(self._firsts) and self._firsts[at] < end:
-            if first < self._firsts[at]:
-                yield first, self._firsts[at]
-            first = self._ends[at]
-            at += 1
-        if first < end:
-            yield first, end
+    def contains(self, first: int, end: int) -> bool:
+        """Return whether all of ``[first, end)`` is covered."""
+        at = bisect_right(self._firsts, first) - 1
+        return at >= 0 and self._ends[at] >= end
 
 
 def highest(generations: Iterable[Generation], first: int, end: int) -> Iterator[tuple[int, int, Generation]]:
-    """Yield runs of ``[first, end)``, ascending and as long as can be, with the generation of the highest version."""
+    """Yield the parts of ``[first, end)`` with the highest generation of each: ascending, as long as possible."""
     waiting = sorted(generations, reverse=True)
     here: list[tuple[int, Generation]] = []
-    """A heap of those that have begun, the highest version first; some may have ended."""
+    """A heap of the generations that have begun, highest version first; some may have ended."""
     begun: tuple[int, Generation] | None = None
     while first < end:
         while waiting and waiting[-1].first <= first:
