@@ -57,7 +57,7 @@ def test_what_waits_in_older_layouts_is_moved(url: str) -> None:
     assert (report["outputs"], len(report["files"]), report["still_open"]) == (8, 2, [])
     assert "8 segments: 8 visible" in run_cli("segments", "orders", url=url)
     listed = json.loads(run_cli("segments", "orders", "--json", url=url))
-    assert [one["range"]["layout"] for one in listed if one["state"] == "visible"] == [2] * 8
+    assert [one["range"][2] for one in listed if one["state"] == "visible"] == [2] * 8
     told = run_cli("compact", "orders", "--older-layouts", url=url)
     assert "0 units of older layouts rewritten into 0 segments" in told
     assert "no older layout is open" in told
