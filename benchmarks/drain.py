@@ -240,7 +240,7 @@ class Bench:
                 goal=0.8,
             )
             figures = [against_raw, without_fixed, together, *shares]
-        if self.store.database.dialect.is_file:
+        if self.store.database.dialect.file is not None:
             return figures
         vacuum = Figure(
             bench="drain",
@@ -276,8 +276,9 @@ class Bench:
             report = drain(self.store, queue_id, sink, sink_name=name)
         vacuum = watch.another()
         with vacuum.running():  # the next contestant has the server for itself
-            self.store.database.tidy_beside()  # a drain of few entries has not begun one
-            self.store.database.wait_until_tidy()
+            if (tidying := self.store.database.tidying) is not None:
+                tidying.begin()  # a drain of few entries has not begun one
+                tidying.wait()
         sink.close()  # not before: the processor time of its sessions ends with them
         assert report.acknowledged == entries
         return vacuum

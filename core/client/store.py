@@ -74,6 +74,7 @@ from export_queue.core.store import (
     Outcome,
     StoreSpec,
     adopt,
+    back_up,
     create,
     identity_of,
     queries,
@@ -201,9 +202,7 @@ class Store:
         :raises StoreError: the file exists, or cannot be written.
         """
         tell = checked(on_progress or (lambda done, total: None), "on_progress")
-        if self.database.dialect.is_file:
-            _ = self.identity
-        return self.database.dialect.back_up(Path(target).absolute(), tell)
+        return back_up(self.database, Path(target).absolute(), tell)
 
     @property
     def id(self) -> str:

@@ -57,7 +57,7 @@ def admit(database: Database, ask: Callable[[int], None]) -> int:
     remaining = _ADMISSIONS
     while True:
         with database.connect() as connection:
-            fence = database.dialect.draw(connection)
+            fence = database.dialect.steps.draw(connection)
         try:
             ask(fence)
         except SinkBelongsToAnother:
@@ -184,7 +184,7 @@ def _is_older(store: StoreHandle, sink: Sink | FencedSink, queue_id: str, *, sho
 def _marked(database: Database, queue: Queue, who: str, *, is_older: bool) -> Iterator[None]:
     """Mark a reader's sink as incomplete, unless the block fails."""
     with database.begin() as work:
-        number = database.dialect.draw(work.connection)
+        number = database.dialect.steps.draw(work.connection)
         details = {"sink": queue.sink, "older": is_older}
         mark_incomplete(work, queue, "readmit", who=who, details=details, number=number)
     try:

@@ -42,7 +42,7 @@ from export_queue.core.queue import (
     units_asked_for,
     waiting_ranges,
 )
-from export_queue.core.store import Database, Reading, Work, queries
+from export_queue.core.store import Database, Reading, Work, queries, removed_subscription
 from export_queue.core.transactions import Snapshot, expire_if_due, settled_snapshot, take_snapshot
 
 POLL_SECONDS = 0.5
@@ -230,7 +230,7 @@ class Course:
         """
         with contextlib.suppress(StoreUnavailable), self.database.read() as work:
             if self.queue is not None and not queries.queues.is_there(work, self.queue.number):
-                raise queries.queues.removed_subscription(f"subscription {self.queue.id!r}") from error
+                raise removed_subscription(f"subscription {self.queue.id!r}") from error
 
     def _find_queue(self) -> Queue:
         with self.database.read() as work:
@@ -386,7 +386,7 @@ def require_same(queue: Queue, number: int | None) -> None:
     :raises UnknownQueue: it is another one.
     """
     if number not in (None, queue.number):
-        raise queries.queues.removed_subscription(f"subscription {queue.id!r}")
+        raise removed_subscription(f"subscription {queue.id!r}")
 
 
 def _age(work: Reading, seq: int) -> float:

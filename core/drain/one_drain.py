@@ -123,13 +123,14 @@ def _warn(report: DrainReport) -> None:
 
 def _tidy(database: Database, report: DrainReport) -> None:
     removed = report.acknowledged + report.dead
-    if not removed:
+    server, tidying = database.dialect.server, database.tidying
+    if not removed or server is None or tidying is None:
         return
     try:
         with database.connect() as connection:
-            is_untidy = database.dialect.is_untidy(connection, removed=removed, after=TIDY_AFTER)
+            is_untidy = server.is_untidy(connection, removed=removed, after=TIDY_AFTER)
         if is_untidy:
-            database.tidy_beside()
+            tidying.begin()
     except Exception as error:  # the drain itself is done
         log.debug("it was not found out whether the space of removed entries should be reclaimed: %s", error)
 
@@ -150,7 +151,7 @@ def _end(course: Course, *, seconds: float, problem: Problem | None) -> DrainRep
         return report  # what holds nothing and has brought nothing leaves nothing
     if not course.number:  # before the SQL transaction: nobody else draws it if that one is rolled back
         with database.connect() as connection:
-            course.number = database.dialect.draw(connection)
+            course.number = database.dialect.steps.draw(connection)
     with database.begin() as work:
         if has_ended:
             end_attempt(work, request.owner)  # before the leases: as tasks do, and others that take over

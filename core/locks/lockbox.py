@@ -74,7 +74,7 @@ def grant(
     queries.locks.delete(work, {lock.place for lock in (*ended.worthless, *board.gone)})
     queries.locks.revoke_at(work, {lock.place for lock in ended.revoked})
     # After the rows: a critical section draws an id under the row of its lock.
-    fence = work.database.dialect.draw(work.connection)
+    fence = work.database.dialect.steps.draw(work.connection)
     lock = {
         "fence": fence,
         "queue_number": queue.number,
@@ -96,6 +96,9 @@ def grant(
 
 def grant_at_once(database: Database, queue: Queue, request: Request, *, lease_seconds: float) -> list[Lease] | None:
     """Grant a request in one round trip, where the database can and nothing is in the way; else None."""
+    locks = database.dialect.locks
+    if locks is None:
+        return None
     call = LockCall(
         queue=queue.number,
         layout=queue.layout,
@@ -108,7 +111,7 @@ def grant_at_once(database: Database, queue: Queue, request: Request, *, lease_s
         lease_ms=int(lease_seconds * 1000),
     )
     with database.connect() as connection:
-        fence = database.dialect.lock_at_once(connection, call)
+        fence = locks.lock_at_once(connection, call)
     return None if fence is None else _leases_of(queue, request, fence)
 
 
@@ -180,8 +183,13 @@ def release(database: Database, leases: Sequence[Lease]) -> None:
     if not leases:
         return
     of_queues = sorted({lease.queue for lease in leases})
+    locks = database.dialect.locks
+    if locks is None:
+        with database.begin() as work:
+            queries.locks.delete(work, places_of(leases))
+        return  # nobody waits for a hint
     with database.connect() as connection:
-        some_wait = database.dialect.release_locks(connection, places_of(leases), of_queues)
+        some_wait = locks.release_locks(connection, places_of(leases), of_queues)
     if some_wait:
         database.hint(identity_of(database).store_id, [waiters_of(number) for number in of_queues])
 

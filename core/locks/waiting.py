@@ -215,7 +215,7 @@ class Asking:
         until_ms = now + REQUEST_MS
         if self._number is not None and queries.locks.refresh_request(work, self._number, until_ms=until_ms):
             return self._number
-        number = self.database.dialect.draw(work.connection)
+        number = self.database.dialect.steps.draw(work.connection)
         row = {
             "number": number,
             "queue_number": self.queue.number,

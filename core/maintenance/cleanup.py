@@ -247,8 +247,10 @@ class _Turn:
         deleted = {table: self.deleted[subject] for subject, table in _TABLES.items()}
         with contextlib.suppress(Exception):  # the work itself is done
             queries.cleanup.vacuum(self._database, deleted, after=VACUUM_AFTER)
+        if (file := self._database.dialect.file) is None:
+            return
         with contextlib.suppress(ExportQueueError), self._database.connect() as connection:
-            kept = self._database.dialect.shrink_log(connection)
+            kept = file.shrink_log(connection)
             if kept:
                 log.warning(
                     "the log beside %s has %d MiB and cannot be cut: a program reads in a SQL transaction that it does"

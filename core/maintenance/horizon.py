@@ -25,7 +25,7 @@ def record_low_watermark(database: Database, *, age_ms: int) -> bool:
     if last is not None and 0 <= now - last < age_ms / MARKS_PER_AGE:
         return False
     with database.connect() as connection:
-        low = database.dialect.take_snapshot(connection).low
+        low = database.dialect.steps.take_snapshot(connection).low
     with database.begin() as work:  # the mark's time may be later than its snapshot, never earlier
         queries.cleanup.add_watermark(work, low)
     return last is not None and last > now

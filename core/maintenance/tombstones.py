@@ -55,7 +55,7 @@ def safe_floor(database: Database) -> SafeFloor:
     and by its entries; in the other order it would not be found at all, and its entries would be stale in the sink.
     """
     with database.connect() as connection:
-        view = database.dialect.take_snapshot(connection)
+        view = database.dialect.steps.take_snapshot(connection)
     with database.read() as work:
         locked = queries.floors.oldest_lock(work, view.read_pointer)
         queued, dead = queries.floors.lowest_waiting(work)

@@ -83,7 +83,7 @@ def alter_queue(
     given = {name: option for name, option in wanted.items() if option is not None}
 
     def attempt() -> Queue:
-        with database.begin() as work, database.dialect.brief_waits(work.connection, queue_id):
+        with database.begin() as work, queries.readers.brief_waits(work, queue_id):
             _alter(work, queue_id, given, guard)
             return find_queue(work, queue_id)
 

@@ -19,7 +19,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout, Range
 from export_queue.core.references import check_sink_name
-from export_queue.core.store import Database, Reading, Work, queries
+from export_queue.core.store import Database, Reading, Work, queries, removed_subscription
 from export_queue.core.tables import check_name
 
 MAX_BUCKETS = 1_000_000
@@ -446,6 +446,6 @@ def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> N
     queries.queues.bind_queue(work, queue.number, sink, rebind=rebind)
     found = find_queue(work, queue.id)
     if found.number != queue.number:
-        raise queries.queues.removed_subscription(f"subscription {queue.id!r}")
+        raise removed_subscription(f"subscription {queue.id!r}")
     if found.sink != sink:
         raise SinkBindingError(f"queue {queue.id!r} drains into sink {found.sink!r}, found a drain into {sink!r}")

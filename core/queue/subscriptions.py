@@ -150,7 +150,7 @@ def _begin_discard(database: Database, reader: Queue, who: str) -> _Discard:
     if not who:
         raise InvalidArgument("who: expected a name for the audit, found nothing")
     with database.begin() as work:
-        number = database.dialect.draw(work.connection)
+        number = database.dialect.steps.draw(work.connection)
     with database.read() as work:
         entries, _, _ = queries.readers.count_rows(work, reader.number, locked_at=work.now())
     return _Discard(number, entries, who)
@@ -231,7 +231,7 @@ def _change(database: Database, queue: Queue, change: Callable[[Work], Changed],
     """
 
     def attempt() -> Changed:
-        with database.begin() as work, database.dialect.brief_waits(work.connection, queue.id):
+        with database.begin() as work, queries.readers.brief_waits(work, queue.id):
             queries.readers.hold(work, queue.number)
             return change(work)
 
@@ -240,7 +240,7 @@ def _change(database: Database, queue: Queue, change: Callable[[Work], Changed],
 
 def shut_out_commits(work: Work, queue: Queue) -> None:
     """Let no commit that adds to the queue overlap the rest of the SQL transaction."""
-    if not work.database.dialect.try_readers(work.connection, queue.number):
+    if not queries.readers.try_to_shut_out_commits(work, queue.number):
         raise QueueBusy(f"transactions that add to queue {queue.id!r} are in progress")
 
 

@@ -14,7 +14,7 @@ from export_queue.core.segments.merging import Chunk, Run, bytes_of_all
 from export_queue.core.segments.model import FileReport, Segment
 from export_queue.core.segments.reading import place_of, without
 from export_queue.core.segments.writing import folder_of
-from export_queue.core.store import Database, EntryKey, Reading, Work, identity_of, queries
+from export_queue.core.store import Database, EntryKey, Reading, Work, identity_of, layout_closed, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot
 
 
@@ -31,7 +31,7 @@ def begin_load(database: Database, transaction: int | OpenTransaction, base: str
     place = check_base(base or database.segments)
     folder = folder_of(place, store_id, number)
     with database.begin() as work:
-        database.dialect.hold_long(work.connection, number, (), store_id=store_id)
+        database.dialect.steps.hold_long(work.connection, number, (), store_id=store_id)
         found = queries.segments.begin(work, number, folder)
     if found != folder:
         raise InvalidArgument(f"transaction {number} writes its files into {found}, found {folder}")
@@ -85,7 +85,7 @@ def stage_segments(
     if isinstance(transaction, OpenTransaction):
         transaction.flush()  # its rows come first
     with database.connect() as connection:  # before the SQL transaction, which would hold a clock's row
-        orders = [database.dialect.draw(connection) for _ in (found if share_keys else found[:1])]
+        orders = [database.dialect.steps.draw(connection) for _ in (found if share_keys else found[:1])]
     rows = []
     for at, report in enumerate(found):
         for part in report.slices:
@@ -98,12 +98,12 @@ def stage_segments(
             rows.append(report.columns(part, queue, seqs=(number, number), add_order=add_order))
     store_id = identity_of(database).store_id
     with database.begin() as work:
-        database.dialect.hold_long(work.connection, number, (queue.number,), store_id=store_id)
+        database.dialect.steps.hold_long(work.connection, number, (queue.number,), store_id=store_id)
         # Behind it: whoever alters the queue's buckets has ended, or waits until this SQL transaction has.
         expected = queue_of(work, queue.id, number)
         laid_out = (queue.layout, queue.buckets, queue.buckets_per_range)
         if (expected.layout, expected.buckets, expected.buckets_per_range) != laid_out:
-            raise queries.layouts.layout_closed(f"queue {queue.id!r}")
+            raise layout_closed(f"queue {queue.id!r}")
         folder = queries.segments.folder_of(work, number)
         if folder is None:
             raise InvalidArgument(f"transaction {number}: expected begin_load() before its first file")

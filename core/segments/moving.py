@@ -18,7 +18,7 @@ from export_queue.core.segments.files import load_pyarrow
 from export_queue.core.segments.merging import Chunk
 from export_queue.core.segments.model import FileReport, Segment
 from export_queue.core.segments.writing import by_unit, write_merged
-from export_queue.core.store import Work, identity_of, queries
+from export_queue.core.store import Work, identity_of, layout_closed, queries
 from export_queue.core.transactions import Snapshot
 
 if TYPE_CHECKING:
@@ -164,12 +164,12 @@ def publish(
     :raises LeaseLost: a lock is not held any more, or rows have come back among those that were read.
     :raises LayoutClosed: the queue was altered as the target was chosen: the transaction adds to another layout.
     """
-    dialect = work.database.dialect
-    dialect.hold_readers(work.connection, older.source_number)
+    steps = work.database.dialect.steps
+    queries.readers.hold_as_commits_do(work, older.source_number)
     # Behind it: whoever alters the queue has ended, or waits until this SQL transaction has.
     if queue_of(work, older.id, transaction).layout != target.layout:
-        raise queries.layouts.layout_closed(f"queue {older.id!r}")
-    dialect.hold_long(work.connection, transaction, (), store_id=identity_of(work.database).store_id)
+        raise layout_closed(f"queue {older.id!r}")
+    steps.hold_long(work.connection, transaction, (), store_id=identity_of(work.database).store_id)
     now_ms = hold(work, *leases)
     for unit in units:
         _remove_rows(work, older, settled, unit)
@@ -182,7 +182,7 @@ def publish(
         hidden = queries.compactions.hide(work, older.number, replaced, now_ms=now_ms)
         if hidden != len(names):
             raise LeaseLost(f"queue {older.id!r}: expected {len(names)} pending segments, found {hidden}")
-    dialect.end_long(work.connection, transaction)
+    steps.end_long(work.connection, transaction)
     give_back(work, leases)
 
 

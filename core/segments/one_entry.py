@@ -237,7 +237,7 @@ class _Comparison:
         if losing or self._lost_rows:
             with self.database.begin(seconds=self.seconds) as work:
                 store_id = identity_of(self.database).store_id
-                self.database.dialect.hold_long(work.connection, self.transaction, (), store_id=store_id)
+                self.database.dialect.steps.hold_long(work.connection, self.transaction, (), store_id=store_id)
                 emptied = {one.number: one.entries for one in losing}
                 queries.staged_twice.replace_segments(work, self.transaction, emptied, rows)
                 queries.staged_twice.delete_rows(work, self.transaction, self.queue.number, self._lost_rows)

@@ -99,8 +99,8 @@ def publish(
     :param leases: locks on all that was merged.
     :raises LeaseLost: a lock is not held any more, or rows have come back among the merged ones.
     """
-    dialect = work.database.dialect
-    dialect.hold_long(work.connection, transaction, (), store_id=identity_of(work.database).store_id)
+    steps = work.database.dialect.steps
+    steps.hold_long(work.connection, transaction, (), store_id=identity_of(work.database).store_id)
     now_ms = hold(work, *leases)
     written = {part.first: (report, part) for report in reports for part in report.slices}
     merged: list[queries.compactions.Merged] = []
@@ -115,7 +115,7 @@ def publish(
         hidden = queries.compactions.hide(work, queue.number, replaced, now_ms=now_ms)
         if hidden != len(replaced):
             raise LeaseLost(f"queue {queue.id!r}: expected {len(replaced)} pending segments, found {hidden}")
-    dialect.end_long(work.connection, transaction)
+    steps.end_long(work.connection, transaction)
     give_back(work, leases)
 
 

@@ -1,34 +1,12 @@
 """The store: one schema of a SQL database, and all SQL that is spoken to it.
 
-Other rooms speak SQL through ``queries``, whose functions they hand an open SQL transaction, and through the
-dialect's steps of a transaction.
+Other rooms speak SQL through ``queries``, whose functions take an open SQL transaction, and through the seams of the
+database's dialect.
 """
 
 from export_queue.core.store import queries
-from export_queue.core.store.counters import Counters, Counts, Histogram
-from export_queue.core.store.creation import adopt, create, identity_of
-from export_queue.core.store.database import Database, Identity, Reading, Work
-from export_queue.core.store.dialect import (
-    Begun,
-    Cell,
-    Clock,
-    CommitCall,
-    Committed,
-    EntryKey,
-    Handle,
-    LockCall,
-    Outcome,
-    Span,
-    StoreDialect,
-    Swept,
-    Version,
-    VersionKey,
-    Writes,
-)
-from export_queue.core.store.hints import ALL_QUEUES, Listener
-from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
-from export_queue.core.store.place import parse_place
-from export_queue.core.store.queries.conflict_keys import (
+from export_queue.core.store.backup import back_up
+from export_queue.core.store.conflict_keys import (
     cell_key,
     cells_of_key,
     entry_key,
@@ -36,8 +14,31 @@ from export_queue.core.store.queries.conflict_keys import (
     participant_key,
     row_key,
 )
+from export_queue.core.store.counters import Counters, Counts, Histogram
+from export_queue.core.store.creation import adopt, create, identity_of
+from export_queue.core.store.database import Database, Identity, Reading, Work
+from export_queue.core.store.hints import ALL_QUEUES
+from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
+from export_queue.core.store.place import parse_place
 from export_queue.core.store.queries.outcomes import new_request
-from export_queue.core.store.queries.readers import added_to_subscription
+from export_queue.core.store.refusals import StagedMeanwhile, added_to_subscription, layout_closed, removed_subscription
+from export_queue.core.store.seams import (
+    Begun,
+    Cell,
+    Clock,
+    CommitCall,
+    Committed,
+    EntryKey,
+    Handle,
+    Listener,
+    LockCall,
+    Outcome,
+    Span,
+    Swept,
+    Version,
+    VersionKey,
+    Writes,
+)
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapshot, pack_ids, unpack_ids
 from export_queue.core.store.spec import StoreSpec
 
@@ -65,7 +66,7 @@ __all__ = [
     "ServerSnapshot",
     "Snapshot",
     "Span",
-    "StoreDialect",
+    "StagedMeanwhile",
     "StoreSpec",
     "Swept",
     "Version",
@@ -74,17 +75,20 @@ __all__ = [
     "Writes",
     "added_to_subscription",
     "adopt",
+    "back_up",
     "cell_key",
     "cells_of_key",
     "create",
     "entry_key",
     "identity_of",
+    "layout_closed",
     "new_request",
     "notification_key",
     "pack_ids",
     "parse_place",
     "participant_key",
     "queries",
+    "removed_subscription",
     "row_key",
     "unpack_ids",
 ]

@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated
 from export_queue.core.retry import Retry
 from export_queue.core.store import queries, schema, views
-from export_queue.core.store.database import Database, Identity, Reading, Work, prefix_of, schema_of
+from export_queue.core.store.database import Database, Identity, Reading, Work
 from export_queue.core.store.migration import migrate
 from export_queue.core.store.registration import LOCK_WINDOW
+from export_queue.core.store.schema_names import prefix_of, schema_of
 
 _SIGN = 1 << 63
 MAX_FLOOR = (1 << 62) - (1 << 55)
@@ -40,18 +41,19 @@ def create(database: Database, *, floor: int = 0, who: str = "") -> Identity:
             finish_migration = migrate(work)
             schema.metadata.create_all(work.connection)
             _add_first_rows(work)
-            database.dialect.create(work.connection)
+            database.dialect.administration.create(work.connection)
             _create_views(work.connection)
             finish_migration()
             if floor:
-                is_raised = database.dialect.last_id(work.connection) < floor
-                database.dialect.set_floor(work.connection, floor)
+                is_raised = database.dialect.administration.last_id(work.connection) < floor
+                database.dialect.administration.set_floor(work.connection, floor)
                 if is_raised:
                     queries.acts.record(work, queue_id="", act="floor", who=who, selection={"floor": str(floor)})
             return check(work)
 
-    database.create_place()
-    return _MEETING.call(step, worth_repeating=database.dialect.is_creation_met)
+    database.create_file()
+    server = database.dialect.server
+    return step() if server is None else _MEETING.call(step, worth_repeating=server.is_creation_met)
 
 
 def _add_schema(connection: sa.Connection) -> None:
@@ -116,7 +118,8 @@ def check(work: Reading) -> Identity:
             f"this code needs {schema.OLDEST_SCHEMA} or later",
             hint="run `export-queue init` with this version: it adds what is missing",
         )
-    work.database.dialect.check_server(work.connection)
+    if (server := work.database.dialect.server) is not None:
+        server.check(work.connection)
     work.database.identity = identity
     return identity
 
@@ -130,7 +133,8 @@ def adopt(database: Database, *, who: str = "") -> int:
     :returns: how many transactions ended.
     """
     with database.begin() as work:
-        database.dialect.adopt(work.connection)
+        if (server := database.dialect.server) is not None:
+            server.adopt(work.connection)
         ended = queries.invalid.end_all(work)
         queries.acts.record(work, queue_id="", act="adopt", who=who, letters=ended, selection={})
         check(work)

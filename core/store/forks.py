@@ -12,31 +12,50 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from export_queue.core.store.seams import Dialect
 from export_queue.core.store.sqlite import filelock
 
-if TYPE_CHECKING:
-    from export_queue.core.store.database import Database
-
 MOST_SECONDS = 10.0
-"""How long a thread waits for a fork to be over; the forking thread may itself wait for this one."""
+"""How long a thread waits for a fork to end; the forking thread may itself wait for this one."""
 LOAN_SECONDS = 1.0
 """How long a fork waits for connections to a file that other threads are using."""
 
-_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+
+class Forked(Protocol):
+    """The connections of a process to a database."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """The seams of its kind of database."""
+
+    def borrowers(self) -> set[int]:
+        """Return the threads that use a connection at this moment."""
+
+    def forget_connections(self) -> None:
+        """Close all connections that are not in use at this moment."""
+
+    def begin_anew(self, *, was_in_use: bool) -> None:
+        """Use none of the parent's connections, in a child.
+
+        :param was_in_use: whether a thread of the parent may have been inside a file's library.
+        """
+
+
+_databases: weakref.WeakSet[Forked] = weakref.WeakSet()
 _of_parents: list[object] = []
 """A child keeps what is its parent's: a connection that is collected would be reset or closed for both."""
 
 
 class Gate:
-    """Holds back new loans of connections while a thread forks."""
+    """Delays new loans of connections while a thread forks."""
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Be open in a child: a thread that is gone may have held the guard."""
+        """Be open in a child: a thread that no longer exists may have held the guard."""
         self.forking = 0
         self.is_unquiet = False
         self._guard = threading.Lock()
@@ -54,29 +73,29 @@ class Gate:
             self._opened.notify_all()
 
     def wait(self) -> bool:
-        """Wait until forks that have begun are over; False if that takes too long."""
+        """Wait until all forks that have begun are over; return False if that takes too long."""
         with self._guard:
             return self._opened.wait_for(lambda: not self.forking, timeout=MOST_SECONDS)
 
 
 gate = Gate()
-"""Looked at after a loan was noted, so that one of the two threads, that borrows or forks, sees the other."""
+"""Checked after a loan was recorded, so that one of the two threads, which borrows or forks, sees the other."""
 
 
-def follow(database: Database) -> None:
+def follow(database: Forked) -> None:
     """Let a database's connections be closed before forks, and forgotten in children."""
     _databases.add(database)
 
 
 def leave_to_parent(thing: object) -> None:
-    """Keep something for ever that this process has from its parent, untouched."""
+    """Keep something that this process has from its parent permanently, untouched."""
     _of_parents.append(thing)
 
 
 def _prepare() -> None:
     gate.close()
     try:
-        files = [database for database in list(_databases) if database.dialect.is_file]
+        files = [database for database in list(_databases) if database.dialect.file is not None]
         end = time.monotonic() + LOAN_SECONDS
         own = {threading.get_ident()}  # what the forking thread has borrowed stays borrowed
         while any(database.borrowers() - own for database in files) and time.monotonic() < end:

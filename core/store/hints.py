@@ -1,66 +1,45 @@
-"""Hints that something was committed: a commit leaves them to a thread, followers of a queue wake up by them.
+"""Hints that something was committed: a commit leaves them to a thread, and followers of a queue wake up by them.
 
-A hint may always be lost, and nothing waits for it: not the commit, and not a follower, which looks now and then
-all the same. Where nobody follows a queue none is sent. Sending is a SQL transaction of its own; inside of a commit
-it would make all commits of a database end one after the other.
+A hint may always be lost, and nothing waits for it: neither the commit nor a follower, which polls nevertheless. Where
+nobody follows a queue, none is sent. Sending is a SQL transaction of its own; inside a commit it would make all commits
+of a database end one after the other.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from typing import Protocol, Self
+
+from export_queue.core.store import forks
+from export_queue.core.store.pool import Pool
+from export_queue.core.store.seams import Channel, Dialect, Listener, WakeUps
 
 ALL_QUEUES = 0
-"""In the place of a queue's number: hints for those that follow any queue of a store. No queue has it."""
+"""Instead of a queue's number: hints for those that follow any queue of a store. No queue has it."""
 EVERY_SECONDS = 0.1
-"""Least time between two hints of a process."""
+"""Minimum time between two hints of a process."""
 DENSE_SECONDS = 0.5
-"""The same where commits come so fast that followers at work meet their entries at every look."""
+"""The same where commits come so fast that every poll of a follower finds entries."""
 DENSE_RATE = 50.0
-"""How many commits a second are so fast: some between two looks of a follower."""
+"""How many commits per second are so fast: some between two polls of a follower."""
 UNFOLLOWED_SECONDS = 5.0
-"""Least time between two questions whether anybody follows a queue, as long as nobody does."""
+"""Minimum time between two checks whether anybody follows a queue, as long as nobody does."""
 _JOIN_SECONDS = 2.0
 _TRIES = 10
-"""How often a free connection is looked for; behind that the followers have looked by themselves."""
+"""How often a free connection is looked for; after that the followers have polled."""
+_ANSWER_SECONDS = 5.0
+"""How long an answer to hints is waited for."""
 
 log = logging.getLogger("export_queue.store")
 
 
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """The way of a queue's hints: the name by which they are sent, and two numbers by which followers are known."""
-
-    name: str
-    locks: tuple[int, int]
-
-    @classmethod
-    def of(cls, store_id: str, queue: int) -> Self:
-        """Find the channel of a queue, which nothing else in the database uses."""
-        digest = hashlib.blake2b(f"{store_id}/{queue}".encode(), digest_size=16).digest()
-        first, second = (int.from_bytes(digest[i : i + 4], signed=True) for i in (0, 4))
-        return cls(f"export_queue_{digest.hex()}", (first, second))
-
-
-class Listener(Protocol):
-    """Waits for the hints of one queue, and shows those who commit that somebody does."""
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until a hint comes or the time is over; false if none will ever come, since the connection has ended."""
-
-    def close(self) -> None:
-        """Wait no more."""
-
-
 def pause(commits: int, waited: float, *, is_followed: bool) -> float:
-    """Say how many seconds to wait behind a hint.
+    """Return how many seconds to wait after a hint.
 
-    :param commits: how many the hint was for.
-    :param waited: the pause in front of it, in which they came.
+    :param commits: the number of commits that the hint was for.
+    :param waited: the pause before it, in which they came.
     :param is_followed: whether anybody follows.
     """
     if not is_followed:
@@ -71,8 +50,8 @@ def pause(commits: int, waited: float, *, is_followed: bool) -> float:
 class Hints:
     """Sends the hints of a process, from a thread that begins with the first one.
 
-    :param send: sends hints for channels, as far as they are followed; tells whether one was, or None where it could
-        not be found out now.
+    :param send: sends hints for the channels that are followed; returns whether any was, None where that could not be
+        found out now.
     """
 
     def __init__(self, send: Callable[[Collection[Channel]], bool | None]) -> None:
@@ -81,15 +60,15 @@ class Hints:
         self._left: set[tuple[str, int]] = set()
         """Stores and queues of which hints are to be sent."""
         self._commits = 0
-        """How many were told since hints were sent."""
+        """Their number since hints were last sent."""
         self._tries = 0
-        """How often no connection was free since hints were sent."""
+        """How often no connection was free since hints were last sent."""
         self._woken = threading.Event()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def tell(self, store_id: str, queues: Iterable[int]) -> None:
-        """Note that entries were committed; it costs the caller microseconds, and never fails."""
+        """Record that entries were committed; it costs the caller microseconds, and never fails."""
         with self._guard:
             self._left.update((store_id, queue) for queue in queues)
             self._commits += 1
@@ -105,7 +84,7 @@ class Hints:
             self._woken.set()
 
     def close(self) -> None:
-        """Send what is left, if it is followed, and end the thread."""
+        """Send pending hints, if they are followed, and end the thread."""
         with self._guard:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -113,7 +92,7 @@ class Hints:
             thread.join(_JOIN_SECONDS)
 
     def stop(self) -> None:
-        """Let the thread end, without waiting for it."""
+        """Stop the thread without waiting for it."""
         self._stopped.set()
         self._woken.set()
 
@@ -129,7 +108,7 @@ class Hints:
             self._send_left()
 
     def _send_left(self) -> bool:
-        """Send the hints that are left; returns whether to do so soon again."""
+        """Send pending hints; return whether to do so again soon."""
         self._woken.clear()
         with self._guard:
             told, self._left = self._left, set()
@@ -148,6 +127,75 @@ class Hints:
     def _sent(self, told: Collection[tuple[str, int]]) -> bool | None:
         try:
             return self._send([Channel.of(store_id, queue) for store_id, queue in told])
-        except Exception as error:  # of any kind: followers look all the same
+        except Exception as error:  # of any kind: followers poll nevertheless
             log.debug("no hint was sent: %s", error)
             return False
+
+
+class HintTraffic:
+    """The hints of a process, in both directions, by connections of its pool."""
+
+    def __init__(self, pool: Pool, dialect: Dialect) -> None:
+        self._pool = pool
+        self._dialect = dialect
+        self._begin()
+
+    def _begin(self) -> None:
+        method = weakref.WeakMethod(self._send)  # a thread that waits for commits keeps no connections
+
+        def send(channels: Collection[Channel]) -> bool | None:
+            send_now = method()
+            return False if send_now is None else send_now(channels)
+
+        self._hints = Hints(send)
+        self._abandoned = weakref.finalize(self, self._hints.stop)
+        self._abandoned.atexit = False
+
+    def tell(self, store_id: str, queues: Collection[int]) -> None:
+        """Record that entries were committed to queues, for those that follow them."""
+        if self._wake_ups is not None:
+            self._hints.tell(store_id, queues)
+
+    @property
+    def _wake_ups(self) -> WakeUps | None:
+        found = self._dialect.wake_ups
+        return None if found is None or not found.is_supported else found
+
+    def _send(self, channels: Collection[Channel]) -> bool | None:
+        """Send hints by a connection that nobody uses at this moment; return None where there is none.
+
+        A commit that comes meanwhile opens another connection: no commit ever waits for this one.
+        """
+        wake_ups, server = self._wake_ups, self._dialect.server
+        if wake_ups is None or server is None or self._pool.refusal is not None:
+            return False
+        with self._pool.connect_unused() as raw:
+            if raw is None:
+                return None
+            server.limit(raw, _ANSWER_SECONDS)
+            return wake_ups.send_hints(raw, channels)
+
+    def listen(self, store_id: str, queue: int) -> Listener | None:
+        """Start to listen for hints of a queue, on a connection of its own; None where none can come."""
+        wake_ups = self._wake_ups
+        if wake_ups is None:
+            return None
+        pooled = self._pool.connect_raw()
+        try:
+            raw = pooled.driver_connection
+            pooled.detach()
+            with self._pool.translator:
+                return wake_ups.listen(raw, [Channel.of(store_id, number) for number in (queue, ALL_QUEUES)])
+        except BaseException:
+            pooled.close()
+            raise
+
+    def close(self) -> None:
+        """Send pending hints, if they are followed."""
+        self._hints.close()
+
+    def begin_anew(self) -> None:
+        """Leave the thread of a parent process to it."""
+        self._abandoned.detach()
+        forks.leave_to_parent(self._hints)
+        self._begin()

@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from export_queue.core.drivers import check_sql_url, parse_url
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import has_password, is_reference, resolve_secret
-from export_queue.core.store.database import URL_HINT, Database
-from export_queue.core.store.dialect import Clock
+from export_queue.core.store.database import Database
 from export_queue.core.store.limits import Limits
+from export_queue.core.store.opening import URL_HINT
 from export_queue.core.store.place import parse_place
+from export_queue.core.store.seams import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

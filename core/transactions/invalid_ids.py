@@ -42,15 +42,15 @@ def expire_if_due(database: Database, *, seconds: float) -> None:
 
 def _expire(database: Database, connection: sa.Connection) -> int:
     for transaction in list(database.left_behind):
-        database.dialect.abort(connection, kind="long", transaction=transaction)
+        database.dialect.steps.abort(connection, kind="long", transaction=transaction)
         database.left_behind.discard(transaction)
-    return _told(database.dialect.expire(connection))
+    return _told(database.dialect.steps.expire(connection))
 
 
 def prune(database: Database, *, limit: int = 1000) -> int:
     """Delete the rows of invalid transactions, forget their ids, and return how many."""
     with database.connect() as connection:
-        return _told(database.dialect.prune(connection, limit=limit))
+        return _told(database.dialect.steps.prune(connection, limit=limit))
 
 
 def _told(swept: Swept) -> int:

@@ -22,7 +22,7 @@ def outcome(database: Database, request: UUID, *, seconds: float = ASK_SECONDS) 
     :raises CommitOutcomeUnknown: the request is so old that its outcome may have been forgotten.
     """
     with database.connect(seconds=seconds) as connection:
-        decided = database.dialect.decide(connection, request)
+        decided = database.dialect.steps.decide(connection, request)
     if decided.status == "refused":
         with database.read(seconds=seconds) as work:
             if queries.outcomes.may_be_forgotten(work, request):

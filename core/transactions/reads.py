@@ -29,7 +29,7 @@ def read_cell(opened: OpenTransaction, cell: Cell, *, ttl_ms: int | None = None)
     is_own, value = opened.buffer.find(cell, opened.level)
     if is_own:
         return value
-    version, value = opened.first_read(cell) or opened.read(opened.database.dialect.read_cell, *cell)
+    version, value = opened.first_read(cell) or opened.read(opened.database.dialect.steps.read_cell, *cell)
     if ttl_ms is None or _lives(opened, version, ttl_ms):
         return value
     return None
@@ -51,7 +51,7 @@ def read_cells(
     found: dict[tuple[bytes, bytes], bytes] = {}
     for start in range(0, len(unknown), READ_BLOCK):
         block = unknown[start : start + READ_BLOCK]
-        versions = opened.read(opened.database.dialect.read_cells, table, block)
+        versions = opened.read(opened.database.dialect.steps.read_cells, table, block)
         for cell, (version, value) in zip(block, versions, strict=True):
             if value is not None and (expired is None or (version is not None and version > expired)):
                 found[cell] = value
@@ -91,7 +91,7 @@ def scan_cells(
 def _pages(
     opened: OpenTransaction, table: int, span: Span, ttl_ms: int | None, limit: int, longest: int
 ) -> Iterator[list[Found]]:
-    scan_versions = opened.database.dialect.scan_versions
+    scan_versions = opened.database.dialect.steps.scan_versions
     after: VersionKey = span.first_row, b"", 0  # before all columns of the first row: no column has an empty name
     expired = None if ttl_ms is None else _expired(opened, ttl_ms)
     newest = False
@@ -115,7 +115,7 @@ def _pages(
 
 def _read_stored(opened: OpenTransaction, cell: Cell, ttl_ms: int | None) -> bytes | None:
     """Read one cell as it is stored."""
-    version, value = opened.read(opened.database.dialect.read_cell, *cell)
+    version, value = opened.read(opened.database.dialect.steps.read_cell, *cell)
     return value if _lives(opened, version, ttl_ms) else None
 
 
@@ -155,7 +155,7 @@ def _read_in(opened: OpenTransaction, snapshot: AnySnapshot, cell: Cell) -> Vers
     """Read a cell in another snapshot than the transaction's."""
 
     def read(connection: Handle, _: AnySnapshot) -> Version:
-        return opened.database.dialect.read_cell(connection, snapshot, *cell)
+        return opened.database.dialect.steps.read_cell(connection, snapshot, *cell)
 
     return opened.read(read)
 

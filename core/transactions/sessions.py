@@ -72,6 +72,7 @@ class PooledSession(Session):
         super().__init__(database)
         self._seconds = seconds
         self._slow_seconds = slow_seconds
+        self._limit = None if database.dialect.server is None else database.dialect.server.limit
 
     def call(
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
@@ -82,14 +83,17 @@ class PooledSession(Session):
         begun = time.monotonic()
         try:
             database = self._database
-            loan = database.check_out()
+            loan = database.pool.check_out()
             raw = loan.driver_connection
             try:
-                database.dialect.limit(raw, self._seconds)
+                if self._limit is not None:
+                    self._limit(raw, self._seconds)
                 return step(raw, *plain, **named)
             except BaseException as error:
                 translated = database.translate(error)
-                is_broken = isinstance(translated or error, StoreUnavailable) or not database.dialect.is_idle(raw)
+                is_broken = isinstance(translated or error, StoreUnavailable) or not database.dialect.driver.is_idle(
+                    raw
+                )
                 if is_broken or not isinstance(error, Exception):
                     # An answer may still come, and a cancelled call leave a lock to its session.
                     loan.pooled.invalidate()
@@ -97,7 +101,7 @@ class PooledSession(Session):
                     raise
                 raise translated from error
             finally:
-                database.check_in(loan)
+                database.pool.check_in(loan)
         finally:
             seconds = time.monotonic() - begun
             self.held_up_seconds += seconds if seconds >= self._slow_seconds else 0.0
@@ -122,9 +126,9 @@ class BoundSession(Session):
         raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
         if isinstance(connection, sa.Connection) and not connection.in_transaction():
             connection.begin()
-        database.dialect.check_bound(raw)
+        database.dialect.steps.check_bound(raw)
         self._raw: Handle = raw  # type: ignore[assignment]  # checked by the dialect
-        found = self.call(database.dialect.store_id)
+        found = self.call(database.dialect.steps.store_id)
         if found != store_id:
             database.identity = None  # the store may have been created anew; the next transaction looks again
             raise InvalidArgument(f"connection: expected one to store {store_id}, found one to store {found}")
@@ -134,18 +138,22 @@ class BoundSession(Session):
     ) -> Answer:
         """Run one step."""
         database = self._database
-        with self.turn(), database.translated(), database.dialect.plainly(self._raw):
+        with self.turn(), database.translated(), self._plainly():
             return step(self._raw, *plain, **named)
 
     def begin(self) -> contextlib.AbstractContextManager[Work]:
         """Open a SQL transaction of the store's for a write that must not wait for the user's: that one, if need be."""
-        lent = self._database.dialect.lend(self._raw)
-        return self._database.begin() if lent is None else self._work(lent)
+        users = self._database.dialect.user_connections
+        return self._database.begin() if users is None else self._work(users.lend(self._raw))
+
+    def _plainly(self) -> contextlib.AbstractContextManager[None]:
+        users = self._database.dialect.user_connections
+        return contextlib.nullcontext() if users is None else users.plainly(self._raw)
 
     @contextlib.contextmanager
     def _work(self, lent: contextlib.AbstractContextManager[sa.Connection]) -> Iterator[Work]:
         database = self._database
-        with database.translated(), database.dialect.plainly(self._raw), lent as connection:
+        with database.translated(), self._plainly(), lent as connection:
             yield Work(connection, self._database)
 
 

@@ -14,7 +14,7 @@ _NAMED = 5
 def take_snapshot(database: Database) -> Snapshot:
     """Take a snapshot of everything committed before the call, at the cost of a read."""
     with database.connect() as connection:
-        return database.dialect.take_snapshot(connection)
+        return database.dialect.steps.take_snapshot(connection)
 
 
 def unfinished_below(database: Database, bound: int, *, load: int) -> tuple[Snapshot, list[int]]:

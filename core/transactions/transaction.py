@@ -35,6 +35,7 @@ from export_queue.core.store import (
     Database,
     Handle,
     Snapshot,
+    StagedMeanwhile,
     Version,
     Writes,
     identity_of,
@@ -262,7 +263,7 @@ class OpenTransaction:
         else:
             expire_if_due(self.database, seconds=self._seconds)
             begun = self._session.call(
-                self.database.dialect.begin,
+                self.database.dialect.steps.begin,
                 kind="read" if self.kind == "read" else "short",
                 request=self.request,
                 timeout_ms=self._timeout_ms,
@@ -297,7 +298,7 @@ class OpenTransaction:
     def _draw(self, first: Cell | None = None) -> tuple[int, tuple[int, ...], int, Version | None]:
         assert self.kind != "read"
         return self._session.call(
-            self.database.dialect.start,
+            self.database.dialect.steps.start,
             kind=self.kind,
             request=self.request,
             timeout_ms=self._timeout_ms,
@@ -337,7 +338,7 @@ class OpenTransaction:
             while True:
                 found = step(connection, self.snapshot, *plain, **named)
                 # Afterwards: while the transaction is active its staged rows stay, and the read found them (I4).
-                pointers = self.database.dialect.pointers(connection, self.value.id)
+                pointers = self.database.dialect.steps.pointers(connection, self.value.id)
                 if pointers == self.value.write_pointers:
                     return found
                 self._become(replace(self.value, write_pointers=pointers))  # another process has made a checkpoint
@@ -351,7 +352,7 @@ class OpenTransaction:
         if self.kind == "long":
             return aged_from_start(self.database, self.value.id)
         if self._settled:
-            taken_ms = self._session.call(self.database.dialect.now)
+            taken_ms = self._session.call(self.database.dialect.steps.now)
         else:
             taken_ms = self._deadline_ms - self._timeout_ms
         return aged_from(self.database, taken_ms=taken_ms)
@@ -388,7 +389,7 @@ class OpenTransaction:
         with self.database.read() as work:
             replaced = queries.loads.older(work, own, load)
         for number in replaced:
-            self._session.call(self.database.dialect.abort, kind="long", transaction=number)
+            self._session.call(self.database.dialect.steps.abort, kind="long", transaction=number)
 
     def _waits_for(self, unfinished: Sequence[int]) -> TransactionsInProgress:
         with self.database.read() as work:
@@ -452,7 +453,7 @@ class OpenTransaction:
         else:
             self.buffer.checkpoint()
         if self.kind == "long" or self._participants:
-            pointer = self._session.call(self.database.dialect.checkpoint, self.value.id)
+            pointer = self._session.call(self.database.dialect.steps.checkpoint, self.value.id)
             self._become(replace(self.value, write_pointers=(*self.value.write_pointers, pointer)))
             self._participants.update(self.value)
 
@@ -479,11 +480,11 @@ class OpenTransaction:
                 raise
 
     def _stage(self, transaction: int, writes: Writes) -> tuple[int, ...]:
-        dialect = self.database.dialect
+        steps = self.database.dialect.steps
         for _ in range(STAGE_TRIES):
-            number = self._session.call(dialect.draw)
+            number = self._session.call(steps.draw)
             pointers = self._session.call(
-                dialect.stage, transaction, writes, number, store_id=self._store_id, load=self._load
+                steps.stage, transaction, writes, number, store_id=self._store_id, load=self._load
             )
             if pointers:
                 return pointers
@@ -624,11 +625,11 @@ class OpenTransaction:
     def _send_repeatedly(self, call: CommitCall) -> int:
         for left in range(WRITE_ONLY_TRIES, -1, -1):
             try:
-                return int(self._session.call(self.database.dialect.commit, call).id)
+                return int(self._session.call(self.database.dialect.steps.commit, call).id)
             except ConflictError:
                 if call.snapshot is not None or call.kind == "bound" or not left:
                     raise
-            except queries.staged_twice.StagedMeanwhile:
+            except StagedMeanwhile:
                 if not left:
                     raise
                 self._take_steps()
@@ -727,7 +728,7 @@ class OpenTransaction:
         kind, number = self.kind, self._id
         kept = (number,) if self._value is None else self._value.write_pointers
         left_to = ", ".join(failed)
-        abort = self.database.dialect.abort
+        abort = self.database.dialect.steps.abort
         # A short one leaves nothing but its id, which becomes invalid at its deadline if it cannot be forgotten now.
         try:
             if not failed:

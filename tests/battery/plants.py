@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 
 from export_queue.core.client import Store
-from export_queue.core.store.postgresql.dialect import PostgresDialect
 from export_queue.core.store.postgresql.statements import NOW
+from export_queue.core.store.postgresql.transactions import PostgresSteps
 
 SCHEMA = "export_queue"
 PAUSE, LONG_PAUSE = (f"perform pg_sleep(random() * {seconds});" for seconds in (0.005, 0.03))
@@ -93,11 +93,11 @@ def give_the_store_a_clock_of_its_own(url: str) -> None:
 
 def follow_the_stores_clock(store: Store) -> None:
     """Let a process take snapshots by the clock of a store that has one of its own; no function does that."""
-    dialect = store.database.dialect
-    if isinstance(dialect, PostgresDialect):
+    steps = store.database.dialect.steps
+    if isinstance(steps, PostgresSteps):
         own = f"({NOW} + (select ms from {SCHEMA}.battery_clock))"
-        text = dialect._snapshot.text.replace(NOW.encode(), own.encode())
-        dialect._snapshot = replace(dialect._snapshot, text=text)
+        text = steps._snapshot.text.replace(NOW.encode(), own.encode())
+        steps._snapshot = replace(steps._snapshot, text=text)
 
 
 def set_clock(url: str, milliseconds: int) -> None:

@@ -21,7 +21,7 @@ from export_queue.core.client import Store
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.store import schema
-from export_queue.core.store.sqlite.dialect import SqliteDialect
+from export_queue.core.store.sqlite.transactions import SqliteSteps
 from export_queue.core.transactions import expire, scan_cells, take_snapshot
 
 JANITOR_PAUSE = 0.01
@@ -88,9 +88,9 @@ def run_janitor(way: Way, url: str, path: Path, number: int, session: int, seed:
 
 def pause_before_registering(store: Store) -> None:
     """Let time pass now and then after an id was drawn, before it is registered; PostgreSQL's functions do it there."""
-    dialect = store.database.dialect
-    if isinstance(dialect, SqliteDialect):
-        draw = dialect._draw
+    steps = store.database.dialect.steps
+    if isinstance(steps, SqliteSteps):
+        draw = steps._draw
 
         def draw_slowly(raw):  # type: ignore[no-untyped-def]
             own = draw(raw)
@@ -98,4 +98,4 @@ def pause_before_registering(store: Store) -> None:
                 time.sleep(random.random() * 0.005)
             return own
 
-        dialect._draw = draw_slowly  # type: ignore[method-assign]
+        steps._draw = draw_slowly  # type: ignore[method-assign]

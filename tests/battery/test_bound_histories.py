@@ -204,7 +204,7 @@ def test_bound_transactions_are_in_the_order_of_the_business_rows_and_snapshot_i
         is_server = store.database.dialect.name == "postgresql"
         set_up(store, way_url if is_server else "", WORKERS * each // ROW_LENGTH + 1)
         if is_server:
-            monkeypatch.setattr(store.database.dialect, "now", lambda connection: clock())
+            monkeypatch.setattr(store.database.dialect.steps, "now", lambda connection: clock())
         store.database.close()
         arguments = [
             (way, way_url, clock, path, number, chance.randrange(10**9), each, done)

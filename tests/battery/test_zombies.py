@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 from export_queue.core.client import Store, TransactionContext
 from export_queue.core.errors import RegistrationLost, TransactionError, TransactionTimeout
 from export_queue.core.store import Span, schema
-from export_queue.core.store.dialect import Writes
+from export_queue.core.store.seams import Writes
 from export_queue.core.transactions import (
     OpenTransaction,
     Transaction,
@@ -246,11 +246,11 @@ def test_clean_up_removes_what_is_being_staged_while_it_runs(way: Way, begin: Be
     zombie = begin()
     with zombie.others.database.begin() as work:  # its deadline has passed
         work.connection.execute(sa.update(schema.active).values(deadline_ms=1).where(schema.active.c.id == zombie.id))
-    dialect = zombie.store.database.dialect
+    steps = zombie.store.database.dialect.steps
     late = Writes(cells=[(zombie.tx.table("rows")._options.number, b"late", b"c", b"late")])
     with ThreadPoolExecutor(1) as pool:
         with zombie.store.database.begin() as work:
-            assert dialect.stage(work.connection, zombie.id, late, zombie.id + 1, store_id=zombie.store.id)
+            assert steps.stage(work.connection, zombie.id, late, zombie.id + 1, store_id=zombie.store.id)
             cleaning = pool.submit(clean_up, zombie.others)
             if way.database != "sqlite":  # where it waits for its turn
                 cleaning.result(WAIT)

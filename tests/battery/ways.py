@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from export_queue.core.client import Store
 from export_queue.core.store.creation import create
-from export_queue.core.store.dialect import Clock
+from export_queue.core.store.seams import Clock
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ def stepping(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
         if is_server:
             plants.give_the_store_a_clock_of_its_own(store_url)
             plants.follow_the_stores_clock(store)
-            monkeypatch.setattr(store.database.dialect, "now", lambda connection: clock())
+            monkeypatch.setattr(store.database.dialect.steps, "now", lambda connection: clock())
 
         def step(milliseconds: int) -> None:
             offset[0] = milliseconds

@@ -247,7 +247,8 @@ def test_a_drain_does_not_wait_for_the_vacuum_behind_it(
     untidy: Store, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever closes the store waits for it."""
-    begun, go_on, dialect = threading.Event(), threading.Event(), untidy.database.dialect
+    begun, go_on, dialect = threading.Event(), threading.Event(), untidy.database.dialect.server
+    assert dialect is not None
     tidy_entries = dialect.tidy_entries
 
     def tidy(connection: Any) -> None:
@@ -280,7 +281,7 @@ def test_a_vacuum_that_fails_leaves_a_line_in_the_log(
     def fail(connection: Any) -> None:
         raise StoreUnavailable("the disk is full")
 
-    monkeypatch.setattr(untidy.database.dialect, "tidy_entries", fail)
+    monkeypatch.setattr(untidy.database.dialect.server, "tidy_entries", fail)
     with caplog.at_level("DEBUG", logger="export_queue"):
         assert drain(untidy, "orders", MemorySink()).acknowledged == 200
         untidy.close()

@@ -249,7 +249,7 @@ def test_heads_of_files_are_read_once_and_beside_the_store(
 
     def open_file(file: str, **options: Any) -> Any:
         opened.append(file)
-        borrowed.append(len(skewed.database._lent))
+        borrowed.append(len(skewed.database.borrowers()))
         return step(file, **options)
 
     monkeypatch.setattr(verified_file, "open_file", open_file)

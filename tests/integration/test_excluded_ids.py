@@ -32,7 +32,7 @@ def number_of(value: dict[str, Any]) -> int:
 def excluded(store: Store) -> tuple[int, ...]:
     """Take a snapshot as a transaction does that has no id."""
     with store.database.connect() as connection:
-        begun = store.database.dialect.begin(
+        begun = store.database.dialect.steps.begin(
             connection,
             kind="read",
             request=None,  # type: ignore[arg-type]  # of no use without an id
@@ -136,7 +136,7 @@ def test_clean_up_keeps_few_changes(store: Store) -> None:
 def test_a_snapshot_reads_no_ids_that_its_process_knows(store: Store) -> None:
     staged(store, "a")
     excluded(store)
-    known = store.database.dialect._excluded.ids  # type: ignore[attr-defined]
+    known = store.database.dialect.steps._excluded.ids  # type: ignore[attr-defined]
     assert excluded(store) is known
     write(store, "b", b"1")
     assert excluded(store) is known

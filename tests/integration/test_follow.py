@@ -36,7 +36,7 @@ from export_queue.core.errors import (
 from export_queue.core.locks import Lease, claim, hold, holders, joined, release, revoke
 from export_queue.core.queue import Range
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations
-from export_queue.core.store.hints import Channel
+from export_queue.core.store.seams import Channel
 
 following = sys.modules[_function.__module__]
 
@@ -543,9 +543,9 @@ def test_where_nobody_follows_no_hint_is_sent(pg_orders: Store, postgres_url: st
         spy.execute(f'listen "{channel.name}"')
         with database.connect() as connection:
             raw = connection.connection.driver_connection
-            assert not database.dialect.send_hints(raw, [channel])
+            assert not database.dialect.wake_ups.send_hints(raw, [channel])
             spy.execute("select pg_advisory_lock_shared(%s, %s)", channel.locks)
-            assert database.dialect.send_hints(raw, [channel])
+            assert database.dialect.wake_ups.send_hints(raw, [channel])
             assert raw.execute("show synchronous_commit").fetchone() == ("on",), "the next commit is durable"
         assert len(list(spy.notifies(timeout=PATIENCE, stop_after=1))) == 1
 
@@ -558,7 +558,7 @@ def test_a_commit_succeeds_whatever_becomes_of_its_hint(pg_orders: Store, monkey
         tried.set()
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(pg_orders.database.dialect, "send_hints", fail)
+    monkeypatch.setattr(pg_orders.database.dialect.wake_ups, "send_hints", fail)
     for start in range(3):
         add(pg_orders, start, start + 1)
     assert tried.wait(PATIENCE)
@@ -577,7 +577,7 @@ def test_the_session_of_a_hint_ends_when_all_connections_are_forgotten_meanwhile
         goes_on.wait(PATIENCE)
         return False
 
-    monkeypatch.setattr(pg_orders.database.dialect, "send_hints", hang)
+    monkeypatch.setattr(pg_orders.database.dialect.wake_ups, "send_hints", hang)
     add(pg_orders, 0, 1)
     wait_until(lambda: lent, "no hint was sent")
     pg_orders.database.forget_connections()
@@ -595,7 +595,7 @@ def test_a_commit_waits_for_no_hint(pg_orders: Store, monkeypatch: pytest.Monkey
         asked.set()
         return answer.wait(PATIENCE)
 
-    monkeypatch.setattr(pg_orders.database.dialect, "send_hints", hang)
+    monkeypatch.setattr(pg_orders.database.dialect.wake_ups, "send_hints", hang)
     try:
         add(pg_orders, 0, 1)
         assert asked.wait(PATIENCE)

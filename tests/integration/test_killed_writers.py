@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 from export_queue.core.client import Store
 from export_queue.core.errors import CommitOutcomeUnknown, TransactionError
 from export_queue.core.store import schema
-from export_queue.core.store.sqlite.dialect import SqliteDialect
+from export_queue.core.store.sqlite.transactions import SqliteSteps
 from export_queue.core.transactions import expire, prune, take_snapshot
 
 EVERY_WAY = True
@@ -101,14 +101,14 @@ def test_a_writer_killed_inside_the_commit_of_sqlite_leaves_nothing(sqlite_url: 
         store.configure_queue("q")
         store.configure_table("t")
 
-        class Dying(SqliteDialect):
+        class Dying(SqliteSteps):
             def _write_cells(self, *arguments: Any) -> None:
                 super()._write_cells(*arguments)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def work() -> None:
             with Store.open(sqlite_url) as mine:
-                mine.database.dialect.__class__ = Dying
+                mine.database.dialect.steps.__class__ = Dying
                 with mine.transaction() as tx:
                     write_all(tx)
 

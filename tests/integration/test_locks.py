@@ -248,7 +248,7 @@ def test_a_claim_and_a_critical_section_that_draws_an_id_do_not_deadlock(store: 
         hold(work, lease)
         thread.start()
         wait_until(lambda: waits(store), "the claim does not wait for the critical section")
-        store.database.dialect.draw(work.connection)
+        store.database.dialect.steps.draw(work.connection)
     thread.join(30)
     assert [lease.range for lease in claimed] == [free]
 

@@ -54,7 +54,7 @@ def in_store(store: Store) -> tuple[int, int]:
 
 def columns(store: Store) -> set[str]:
     inspected = sa.inspect(store.database.engine)
-    where = None if store.database.engine.dialect.name == "sqlite" else store.database.dialect.schema  # type: ignore[attr-defined]
+    where = None if store.database.engine.dialect.name == "sqlite" else store.database.dialect.steps._schema  # type: ignore[attr-defined]
     return {column["name"] for column in inspected.get_columns("xq_queue", schema=where)}
 
 

@@ -25,7 +25,7 @@ from export_queue.core.maintenance import maintain
 from export_queue.core.segments import Candidates, one_entry, vacuum_segments
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import Limits, queries
-from export_queue.core.store.queries.staged_twice import StagedMeanwhile
+from export_queue.core.store.refusals import StagedMeanwhile
 from export_queue.core.transactions import BEFORE_COMMIT
 
 Value = bytes | None

@@ -125,10 +125,10 @@ def test_a_forked_child_has_connections_of_its_own(postgres_url: str) -> None:
         def commit_and_tell() -> int:
             with store.transaction() as tx:
                 fill(tx, "child or parent")
-            lent = store.database.check_out()
+            lent = store.database.pool.check_out()
             session = lent.driver_connection
             assert isinstance(session, psycopg.Connection)
-            store.database.check_in(lent)
+            store.database.pool.check_in(lent)
             return session.info.backend_pid
 
         before = commit_and_tell()
@@ -231,14 +231,14 @@ def test_a_second_interruption_leaves_the_outcome_unknown_and_calls_no_participa
 def test_an_interruption_around_the_commit_tells_participants_the_truth(
     store: Store, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], moment: str, long: bool
 ) -> None:
-    commit, resource = store.database.dialect.commit, Resource("file")
+    commit, resource = store.database.dialect.steps.commit, Resource("file")
 
     def interrupted(*arguments: Any) -> None:
         if moment == "behind":
             commit(*arguments)
         raise kind
 
-    monkeypatch.setattr(store.database.dialect, "commit", interrupted)
+    monkeypatch.setattr(store.database.dialect.steps, "commit", interrupted)
     with pytest.raises(kind), store.transaction(long=long) as tx:
         tx.join(resource)
         tx.table("t").set("a", "n", b"1")
@@ -267,7 +267,7 @@ def test_an_interruption_in_a_participants_end_skips_no_other(store: Store) -> N
 
 @pytest.mark.parametrize("moment", ["before", "behind"])
 def test_an_interrupted_flush_ends_the_transaction(store: Store, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    value, stage = store.begin(), store.database.dialect.stage
+    value, stage = store.begin(), store.database.dialect.steps.stage
 
     def interrupted(*arguments: Any, **named: Any) -> None:
         if moment == "behind":
@@ -276,7 +276,7 @@ def test_an_interrupted_flush_ends_the_transaction(store: Store, monkeypatch: py
 
     with pytest.raises(TimedOut), store.resume(value) as tx:
         tx.table("t").set("a", "n", b"1")
-        monkeypatch.setattr(store.database.dialect, "stage", interrupted)
+        monkeypatch.setattr(store.database.dialect.steps, "stage", interrupted)
     monkeypatch.undo()
     with pytest.raises(RegistrationLost):
         store.commit(value)
@@ -287,10 +287,10 @@ def test_what_two_interruptions_in_a_row_leave_open_is_undone_by_the_next_write(
     """The second one hits what ends the SQL transaction after the first, and the connection stays as it is."""
     with Store.open(sqlite_url) as store:
         store.create()
-        connection = store.database.check_out()
+        connection = store.database.pool.check_out()
         raw = connection.driver_connection
         assert isinstance(raw, sqlite3.Connection)
-        suspended = store.database.dialect.transaction(raw)
+        suspended = store.database.dialect.steps.transaction(raw)
         suspended.__enter__()
         raw.execute("update xq_store set horizon = 7")
         with store.transaction() as tx:  # else it would wait for itself
@@ -328,12 +328,12 @@ def test_an_error_at_any_point_of_a_sql_transaction_leaves_neither_lock_nor_rela
             interrupted += 1
             with FileLock(f"{os.path.realpath(sqlite_url.removeprefix('sqlite:///'))}.lock", seconds=5):
                 pass
-            connections = [store.database.check_out() for _ in range(3)]
+            connections = [store.database.pool.check_out() for _ in range(3)]
             for connection in connections:
                 raw: Any = connection.driver_connection
                 assert raw.execute("pragma synchronous").fetchone() == (2,)
             for connection in connections:
-                store.database.check_in(connection)
+                store.database.pool.check_in(connection)
         assert interrupted > 20
 
 
@@ -367,7 +367,7 @@ def test_a_connection_that_is_closed_in_mid_transaction_locks_nothing_while_a_cu
     with Store.open(sqlite_url) as store:
         store.create()
         store.configure_queue("q")
-        connection = store.database.check_out()
+        connection = store.database.pool.check_out()
         raw = connection.driver_connection
         assert isinstance(raw, sqlite3.Connection)
         raw.execute("begin immediate")
@@ -383,7 +383,7 @@ def test_a_connection_that_is_closed_in_mid_transaction_locks_nothing_while_a_cu
 def test_an_interrupted_abort_of_a_long_transaction_is_made_up_for(
     store: Store, monkeypatch: pytest.MonkeyPatch, can_undo: bool
 ) -> None:
-    abort, interruptions, resource = store.database.dialect.abort, [TimedOut()], Resource("file")
+    abort, interruptions, resource = store.database.dialect.steps.abort, [TimedOut()], Resource("file")
 
     def fail() -> None:
         raise OSError("the file is locked")
@@ -397,7 +397,7 @@ def test_an_interrupted_abort_of_a_long_transaction_is_made_up_for(
         tx.join(resource)
         tx.table("t").set("a", "n", b"1")
         tx.flush()
-        monkeypatch.setattr(store.database.dialect, "abort", interrupted)
+        monkeypatch.setattr(store.database.dialect.steps, "abort", interrupted)
         if not can_undo:
             monkeypatch.setattr(resource, "rollback", fail)
         raise KeyError
@@ -411,7 +411,7 @@ def test_a_flush_that_arrives_behind_its_repetition_changes_nothing(store: Store
     """Also where a checkpoint has been made meanwhile; a flush that is still awaited draws another number."""
     store.configure_queue("q")
     table, queue = catalogue_of(store).table("t").number, catalogue_of(store).queue("q").number
-    dialect, value = store.database.dialect, store.begin()
+    dialect, value = store.database.dialect.steps, store.begin()
     own = int(value["id"])
 
     def writes(text: bytes) -> Writes:
@@ -442,13 +442,13 @@ def test_a_flush_without_an_answer_ends_the_transaction(store: Store, monkeypatc
     """Delivered late, it would undo what a later flush has written."""
     with pytest.raises(StoreUnavailable, match="lost"), store.transaction(long=True) as tx:
         tx.table("t").set("a", "n", b"1")
-        stage = store.database.dialect.stage
+        stage = store.database.dialect.steps.stage
 
         def lose(*arguments: Any, **named: Any) -> None:
             stage(*arguments, **named)
             raise StoreUnavailable("the answer is lost")
 
-        monkeypatch.setattr(store.database.dialect, "stage", lose)
+        monkeypatch.setattr(store.database.dialect.steps, "stage", lose)
         with pytest.raises(StoreUnavailable):
             tx.flush()
         monkeypatch.undo()

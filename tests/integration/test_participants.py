@@ -215,8 +215,8 @@ def test_nobody_is_called_while_the_outcome_is_unknown(store: Store, monkeypatch
 
     with pytest.raises(CommitOutcomeUnknown), store.transaction() as tx:
         tx.join(resource)
-        monkeypatch.setattr(store.database.dialect, "commit", unanswered)
-        monkeypatch.setattr(store.database.dialect, "decide", unanswered)
+        monkeypatch.setattr(store.database.dialect.steps, "commit", unanswered)
+        monkeypatch.setattr(store.database.dialect.steps, "decide", unanswered)
         monkeypatch.setattr(outcomes, "ASKING", Retry(attempts=1))
     assert resource.calls == ["start", "changes", "persist"]
 

@@ -385,9 +385,10 @@ def test_removed_rows_are_reclaimed(postgres_url: str) -> None:
         with store.database.begin() as work:
             remove_span(work, queue, take_snapshot(store.database), found.position(0), found.position(len(found) - 1))
         with store.database.connect() as connection:
-            dialect = store.database.dialect
-            assert dialect.is_untidy(connection, removed=5000, after=4999)
-            assert not dialect.is_untidy(connection, removed=0, after=10**9)
-            dialect.tidy_entries(connection)
+            server = store.database.dialect.server
+            assert server is not None
+            assert server.is_untidy(connection, removed=5000, after=4999)
+            assert not server.is_untidy(connection, removed=0, after=10**9)
+            server.tidy_entries(connection)
             size = connection.exec_driver_sql("select pg_relation_size('export_queue.xq_entry')").scalar()
         assert size == 0

@@ -97,7 +97,7 @@ def test_an_id_kept_for_a_participant_hides_its_rows_for_good(store: Store) -> N
     tx = begin(store)
     own = tx.id
     with store.database.connect() as connection:
-        store.database.dialect.abort(connection, kind="long", transaction=own, kept=[own], left_to="an index")
+        store.database.dialect.steps.abort(connection, kind="long", transaction=own, kept=[own], left_to="an index")
     opened_by(tx).abort()
     assert prune(store.database) == 0
     assert take_snapshot(store.database).excluded == (own,)

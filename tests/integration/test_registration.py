@@ -32,7 +32,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.store import CommitCall, Snapshot, Version, Writes, schema
-from export_queue.core.store.queries.conflict_keys import row_key
+from export_queue.core.store.conflict_keys import row_key
 from export_queue.core.store.registration import Kind
 from export_queue.core.transactions import expire, take_snapshot
 
@@ -60,7 +60,7 @@ class Started(NamedTuple):
 
 def start(store: Store, connection: sa.Connection, **options: Any) -> Started:
     options = {"kind": "short", "request": uuid4(), "timeout_ms": 30_000, "client": "test", **options}
-    return Started(*store.database.dialect.start(connection, **options))
+    return Started(*store.database.dialect.steps.start(connection, **options))
 
 
 def number_of_t(store: Store) -> int:
@@ -80,7 +80,7 @@ def commit(
         deadline_ms=started.deadline_ms,
         writes=Writes(keys=[row_key(number, row)], cells=[(number, row, b"n", b"%d" % started.id)]),
     )
-    return store.database.dialect.commit(connection, call).id
+    return store.database.dialect.steps.commit(connection, call).id
 
 
 def excluded(store: Store) -> tuple[int, ...]:
@@ -212,7 +212,7 @@ def slow_snapshot(
 
     def take(connection: sa.Connection) -> Snapshot:
         if not starts:
-            return store.database.dialect.take_snapshot(connection)
+            return store.database.dialect.steps.take_snapshot(connection)
         started = start(store, connection, kind="long")
         return Snapshot(started.id - 1, started.excluded)
 
@@ -248,7 +248,7 @@ def test_a_reader_that_sees_a_commit_sees_what_was_committed_before_it(
         writes = Writes(cells=[(number_of_t(store), b"a", b"n", b"1")])
         call = CommitCall(kind="write", request=uuid4(), store_id=store.id, writes=writes)
         with store.database.connect() as connection:
-            return store.database.dialect.commit(connection, call).id
+            return store.database.dialect.steps.commit(connection, call).id
 
     older = store.begin()
     with (
@@ -312,7 +312,7 @@ def test_a_checkpoint_on_its_way_is_no_pointer_of_its_own(store: Store, applicat
         store.database.connect() as connection,
         seam(application, "xq_checkpoint_v1", r"where a\.id = tx;") as open_seam,
     ):
-        checkpoint = pool.submit(store.database.dialect.checkpoint, connection, int(long["id"]))
+        checkpoint = pool.submit(store.database.dialect.steps.checkpoint, connection, int(long["id"]))
         wait_until(lambda: waiting(application) == 1, "the checkpoint does not wait")
         with slow_snapshot(store, application, BEHIND_THE_LIST) as (slow, _):
             open_seam()
@@ -353,7 +353,7 @@ def test_what_is_in_progress_is_not_found_with_the_start(store: Store) -> None:
             b"%d" % older.id,
         )
         snapshot = Snapshot(younger.id - 1, younger.excluded, (younger.id,))
-        assert store.database.dialect.read_cell(two, snapshot, number_of_t(store), b"a", b"n") == (None, None)
+        assert store.database.dialect.steps.read_cell(two, snapshot, number_of_t(store), b"a", b"n") == (None, None)
 
 
 @all_ways
@@ -448,7 +448,7 @@ def test_the_same_commit_after_a_refusal_is_refused_again(store: Store) -> None:
             commit(store, connection, started)
         with pytest.raises((RegistrationLost, ConflictError)):
             commit(store, connection, started)
-        store.database.dialect.abort(connection, kind="short", transaction=started.id)
+        store.database.dialect.steps.abort(connection, kind="short", transaction=started.id)
     assert excluded(store) == ()
 
 
@@ -476,7 +476,7 @@ def test_clients_of_both_ways_share_a_store(store: Store, store_url: str) -> Non
             with pytest.raises(ConflictError):
                 commit(direct, one, youngest)
             for left in (older, youngest):
-                direct.database.dialect.abort(one, kind="short", transaction=left.id)
+                direct.database.dialect.steps.abort(one, kind="short", transaction=left.id)
         assert excluded(store) == ()
 
 
@@ -613,7 +613,7 @@ def test_an_abort_frees_no_lock_of_its_user(store: Store, application: psycopg.C
     with store.database.connect() as connection:
         connection.exec_driver_sql("select pg_advisory_lock(7)")
         started = start(store, connection)
-        store.database.dialect.abort(connection, kind="short", transaction=started.id)
+        store.database.dialect.steps.abort(connection, kind="short", transaction=started.id)
         assert excluded(store) == ()
         held = application.execute(
             "select count(*) from pg_locks where locktype = 'advisory' and objid = 7 "
@@ -686,10 +686,10 @@ def test_a_full_lock_table_is_a_clear_transient_error(own_server: PostgresServer
             try:
                 with (
                     pytest.raises(StoreUnavailable, match="max_locks_per_transaction"),
-                    store.database.dialect.transaction(connection),
+                    store.database.dialect.steps.transaction(connection),
                 ):
                     for _ in range(2000):  # what is left has room for some
-                        store.database.dialect.draw(connection)
+                        store.database.dialect.steps.draw(connection)
             finally:
                 application.execute("select pg_advisory_unlock_all()")
         with store.transaction() as tx:
@@ -803,6 +803,6 @@ def test_behind_a_pooler_all_excluded_ids_are_read_each_time(store: Store) -> No
     """The server behind it may have crashed unseen, and give the numbers of SQL transactions anew."""
     value = store.begin()
     assert excluded_by_server(store) == (int(value["id"]),)
-    dialect = store.database.dialect
-    dialect._excluded = replace(dialect._excluded, ids=(1, 2))  # type: ignore[attr-defined]
+    steps = store.database.dialect.steps
+    steps._excluded = replace(steps._excluded, ids=(1, 2))  # type: ignore[attr-defined]
     assert excluded_by_server(store) == (int(value["id"]),)

@@ -198,7 +198,7 @@ def test_a_process_that_dies_leaves_all_or_nothing(orders: Store, open_store: Ca
     def work() -> None:
         with open_store() as mine:
             mine.database.segments = orders.database.segments
-            step = mine.database.dialect.commit
+            step = mine.database.dialect.steps.commit
 
             def commit(*given: Any, **options: Any) -> Any:
                 if moment == "before the commit":
@@ -207,7 +207,7 @@ def test_a_process_that_dies_leaves_all_or_nothing(orders: Store, open_store: Ca
                 die()
                 return found
 
-            mine.database.dialect.commit = commit  # type: ignore[method-assign]
+            mine.database.dialect.steps.commit = commit  # type: ignore[method-assign]
             with mine.transaction(long=True) as tx:
                 theirs.send((tx.id, tx.request))
                 reports = bulk.write(mine, tx.id, many(30))
@@ -229,7 +229,7 @@ def test_a_process_that_dies_leaves_all_or_nothing(orders: Store, open_store: Ca
             vacuum_segments(orders.database, grace_seconds=0).files == 0
         )  # it may still be at work, as far as anybody knows
         assert orders.outcome(request).status == "refused"
-        orders.database.dialect.abort(_connection(orders), kind="long", transaction=number)
+        orders.database.dialect.steps.abort(_connection(orders), kind="long", transaction=number)
         assert vacuum_segments(orders.database, grace_seconds=0).files == 1
         assert waiting(orders) == 0
     else:
@@ -240,7 +240,7 @@ def test_a_process_that_dies_leaves_all_or_nothing(orders: Store, open_store: Ca
 
 
 def _connection(store: Store) -> Any:
-    return store.database.check_out().driver_connection
+    return store.database.pool.check_out().driver_connection
 
 
 def test_an_expired_load_is_pruned_with_its_files(orders: Store) -> None:
@@ -472,7 +472,7 @@ def test_a_removal_that_failed_leaves_a_gap_that_is_drained_again(
 
 
 def test_two_tasks_that_end_a_segment_at_once_leave_nothing_of_it(orders: Store) -> None:
-    if orders.database.dialect.is_file:
+    if orders.database.dialect.file is not None:
         pytest.skip("SQLite has one writer")
     hot = [key for key in map("k{}".format, range(200)) if bucket(key.encode(), 20) == 7][:2]
     bulk.load(orders, dict.fromkeys(hot, b"1"))

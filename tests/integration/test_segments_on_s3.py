@@ -239,7 +239,7 @@ def test_a_process_that_dies_between_its_upload_and_its_commit_leaves_all_or_not
     def work() -> None:
         with open_store() as mine:
             mine.database.segments = orders.database.segments
-            step = mine.database.dialect.commit
+            step = mine.database.dialect.steps.commit
 
             def commit(*given: Any, **options: Any) -> Any:
                 if moment == "before the commit":
@@ -248,7 +248,7 @@ def test_a_process_that_dies_between_its_upload_and_its_commit_leaves_all_or_not
                 die()
                 return found
 
-            mine.database.dialect.commit = commit  # type: ignore[method-assign]
+            mine.database.dialect.steps.commit = commit  # type: ignore[method-assign]
             if moment == "in the upload":
                 segment_writing._Files._end_file = die  # type: ignore[method-assign]
             with mine.transaction(long=True) as tx:
@@ -278,8 +278,8 @@ def test_a_process_that_dies_between_its_upload_and_its_commit_leaves_all_or_not
             vacuum_segments(orders.database, grace_seconds=0).files == 0
         )  # it may still be at work, as far as anybody knows
         assert orders.outcome(request).status == "refused"
-        connection: Any = orders.database.check_out().driver_connection
-        orders.database.dialect.abort(connection, kind="long", transaction=number)
+        connection: Any = orders.database.pool.check_out().driver_connection
+        orders.database.dialect.steps.abort(connection, kind="long", transaction=number)
         assert vacuum_segments(orders.database, grace_seconds=0).files == found
         assert waiting(orders) == 0
 

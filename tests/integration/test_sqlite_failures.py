@@ -292,9 +292,8 @@ def test_a_long_transaction_whose_abort_meets_a_full_disk_is_aborted_at_the_firs
 def test_a_log_that_a_foreign_reader_made_grow_is_cut_once_it_is_gone(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ended_by: str
 ) -> None:
-    for module in ("file", "dialect"):
-        monkeypatch.setattr(f"export_queue.core.store.sqlite.{module}.LOG_BYTES", 5 << 20)
-    monkeypatch.setattr("export_queue.core.store.sqlite.dialect._SHRINK_MS", 1)
+    monkeypatch.setattr("export_queue.core.store.sqlite.file.LOG_BYTES", 5 << 20)
+    monkeypatch.setattr("export_queue.core.store.sqlite.file.SHRINK_MS", 1)
     create(sqlite_url)
     log = tmp_path / "store.db-wal"
 

@@ -295,7 +295,7 @@ def test_a_commit_that_waited_for_a_subscription_reaches_it(
     with ThreadPoolExecutor() as threads, open_store() as other:
         parent = airports.queue("airports")
         with airports.database.begin() as work:
-            assert airports.database.dialect.try_readers(work.connection, parent.number)
+            assert queries.readers.try_to_shut_out_commits(work, parent.number)
             add_reader(work, parent, "reports", first_load="missing")
             added = threads.submit(add, other, "a")
             wait_until(lambda: is_awaited(store_url), "no commit waits")
@@ -1013,7 +1013,7 @@ def load_and_die(open_store: Callable[[], Store], last: int) -> None:
         _ = store.identity
         sa.event.listen(store.database.engine, "before_cursor_execute", die)
         for name in ("start", "take_snapshot", "stage", "commit"):
-            setattr(store.database.dialect, name, between(die, getattr(store.database.dialect, name)))
+            setattr(store.database.dialect.steps, name, between(die, getattr(store.database.dialect.steps, name)))
         with store.first_load("airports/reports") as load:
             load.add("a", 1)
             load.flush()

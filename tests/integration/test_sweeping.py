@@ -77,7 +77,7 @@ def test_the_floor_stays_below_what_is_invalid_and_not_pruned(orders: Store) -> 
     with orders.transaction() as tx:
         seq = tx.id
     with orders.database.connect() as connection:
-        orders.database.dialect.abort(connection, kind="long", transaction=seq, kept=[seq], left_to="somebody")
+        orders.database.dialect.steps.abort(connection, kind="long", transaction=seq, kept=[seq], left_to="somebody")
     add(orders, anna=1)
     drain(orders, "orders", MemorySink())
     assert held(orders) == (seq - 1, "in progress")
@@ -136,7 +136,9 @@ def commit_between(store: Store, monkeypatch: pytest.MonkeyPatch, commit: Callab
 
         return looked
 
-    monkeypatch.setattr(store.database.dialect, "take_snapshot", after(store.database.dialect.take_snapshot))
+    monkeypatch.setattr(
+        store.database.dialect.steps, "take_snapshot", after(store.database.dialect.steps.take_snapshot)
+    )
     monkeypatch.setattr(floors, "lowest_waiting", after(floors.lowest_waiting))
     return happened
 

@@ -107,7 +107,7 @@ def test_pages_of_a_scan_are_as_long_as_their_values_are_small(
 ) -> None:
     count = 5 if len(value) > 1_000_000 else 320
     write(store, "t", [(b"%03d" % number, b"n", value) for number in range(count)])
-    dialect, asked = store.database.dialect, []
+    dialect, asked = store.database.dialect.steps, []
     read = dialect.scan_versions
 
     def scan_versions(*arguments, limit, **named):  # type: ignore[no-untyped-def]
@@ -127,7 +127,7 @@ def test_the_database_picks_the_newest_version_where_cells_have_many(
     for version in range(6):
         write(store, "t", [(row, column, b"%d" % version) for row, column in cells])
     write(store, "t", [(b"007", b"n", None), (b"399", b"n", None)])
-    dialect, read = store.database.dialect, 0
+    dialect, read = store.database.dialect.steps, 0
     read_versions = dialect.scan_versions
 
     def scan_versions(*arguments, **named):  # type: ignore[no-untyped-def]
@@ -216,7 +216,7 @@ def test_scans_and_many_reads_below_the_horizon_are_refused(store: Store) -> Non
         with pytest.raises(SnapshotTooOld), store.transaction() as tx:
             assert tx.id
             with store.database.begin() as work:
-                horizon = store.database.dialect.draw(work.connection)
+                horizon = store.database.dialect.steps.draw(work.connection)
                 work.connection.execute(schema.store.update().values(horizon=horizon))
             read(tx.table("t"))
 

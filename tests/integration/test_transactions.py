@@ -232,7 +232,7 @@ def test_a_blind_write_that_a_younger_one_has_overtaken_is_drawn_anew(postgres_u
             older = thread.submit(write, store, "a", b"1")  # has its id, and waits for the key
             wait_until(lambda: waits_for_a_lock(store, "xq_commit"), "no commit came")
             with store.database.read() as work:
-                number = store.database.dialect.draw(work.connection)
+                number = store.database.dialect.steps.draw(work.connection)
             younger.execute("update export_queue.xq_conflict_key set writer = %s", (number,))
             younger.commit()
             older.result(60)
@@ -332,7 +332,7 @@ def test_a_write_that_is_staged_while_the_transaction_is_aborted_is_refused(stor
     opened_by(tx).abort()
     late = Writes(cells=[(catalogue_of(store).table("t").number, b"a", b"n", b"late")])
     with store.database.connect() as connection, pytest.raises(RegistrationLost):
-        store.database.dialect.stage(connection, own, late, own + 1, store_id=store.id)
+        store.database.dialect.steps.stage(connection, own, late, own + 1, store_id=store.id)
     assert read(store, "a") is None
 
 
@@ -388,8 +388,8 @@ def test_a_swept_long_transaction_is_invalid_until_it_is_pruned(store: Store) ->
 def test_a_snapshot_below_the_horizon_is_refused_for_reads_and_commits(store: Store) -> None:
     def raise_horizon() -> None:
         with store.database.begin() as work:
-            store.database.dialect.draw(work.connection)  # of a snapshot that ends before it, nothing is lost
-            above = store.database.dialect.draw(work.connection)
+            store.database.dialect.steps.draw(work.connection)  # of a snapshot that ends before it, nothing is lost
+            above = store.database.dialect.steps.draw(work.connection)
             work.connection.execute(schema.store.update().values(horizon=above))
 
     with pytest.raises(SnapshotTooOld), store.transaction() as tx:
@@ -426,13 +426,13 @@ def test_the_same_commit_again_is_one_commit(store: Store) -> None:
 
 
 def test_a_commit_whose_answer_is_lost_is_told_truthfully(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = store.database.dialect.commit
+    commit = store.database.dialect.steps.commit
 
     def lose(*arguments: object) -> None:
         commit(*arguments)  # type: ignore[arg-type]
         raise StoreUnavailable("connection lost")
 
-    monkeypatch.setattr(store.database.dialect, "commit", lose)
+    monkeypatch.setattr(store.database.dialect.steps, "commit", lose)
     write(store, "a", b"1")
     assert read(store, "a") == b"1"
 
@@ -491,7 +491,7 @@ def test_an_attempt_behind_another_one_whose_key_was_closed_returns_its_result(s
 
 def test_two_threads_at_once_in_one_transaction_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would get each other's answers; taking turns is allowed."""
-    entered, goes_on, read_cell = threading.Event(), threading.Event(), store.database.dialect.read_cell
+    entered, goes_on, read_cell = threading.Event(), threading.Event(), store.database.dialect.steps.read_cell
 
     def stop(*arguments: Any) -> Any:
         entered.set()
@@ -501,7 +501,7 @@ def test_two_threads_at_once_in_one_transaction_are_refused(store: Store, monkey
     with store.transaction() as tx, ThreadPoolExecutor(1) as thread:
         table = tx.table("t")
         assert thread.submit(table.get, "a", "n").result(60) is None
-        monkeypatch.setattr(store.database.dialect, "read_cell", stop)
+        monkeypatch.setattr(store.database.dialect.steps, "read_cell", stop)
         reading = thread.submit(table.get, "a", "n")
         assert entered.wait(60)
         with pytest.raises(TransactionError, match="two threads"):
@@ -524,7 +524,7 @@ def test_an_abort_that_does_not_reach_the_store_says_so_and_is_made_up_for(
     with pytest.raises((KeyError, StoreUnavailable)) as caught, store.transaction(long=True) as tx:
         tx.table("t").set("a", "n", b"1")
         value = tx.to_json()
-        monkeypatch.setattr(store.database.dialect, "abort", full)
+        monkeypatch.setattr(store.database.dialect.steps, "abort", full)
         if by_value:
             store.abort(value)
         raise KeyError

@@ -91,10 +91,11 @@ def live(store: Store) -> Life:
         life.with_it(raw.pgconn.finish)
 
     if engine.dialect.name == "sqlite":
-        file = store.database.dialect._file  # type: ignore[attr-defined]
-        file._open = connect
+        file = store.database.dialect.file
+        assert file is not None
+        file._open = connect  # type: ignore[method-assign]
     else:
-        store.database.dialect.has_hints = False  # their thread would come to moments of its own, in no order
+        store.database.dialect.wake_ups = None  # their thread would come to moments of its own, in no order
         event.listen(engine, "connect", connected)
     return life
 

@@ -15,8 +15,8 @@ from tests.support.contexts import catalogue_of, opened_by
 from export_queue.core.client import Store
 from export_queue.core.queue import Queue, Range, read_entries
 from export_queue.core.store import Work, schema
+from export_queue.core.store.conflict_keys import cell_key, entry_key, row_key
 from export_queue.core.store.queries import cleanup
-from export_queue.core.store.queries.conflict_keys import cell_key, entry_key, row_key
 from export_queue.core.store.registration import SLOW_MS
 from export_queue.core.transactions import Snapshot, take_snapshot
 

@@ -210,7 +210,7 @@ def test_an_outcome_that_stays_unknown_is_settled_by_the_write_that_is_repeated(
 ) -> None:
     writer, message = begun
     with monkeypatch.context() as patch:
-        lose_answers(type(orders.database.dialect), patch, arrives=arrives, mute=True)  # the commit opens its own store
+        lose_answers(type(orders.database.dialect.steps), patch, arrives=arrives, mute=True)  # the commit opens its own store
         with pytest.raises(CommitOutcomeUnknown):
             writer.commit([message])
     assert bool(segments(orders)) == arrives
@@ -222,7 +222,7 @@ def test_an_outcome_that_stays_unknown_is_settled_by_the_write_that_is_repeated(
 
 def test_a_commit_whose_answer_is_lost_is_asked_for(orders: Store, begun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, message = begun
-    lose_answers(type(orders.database.dialect), monkeypatch, arrives=True)
+    lose_answers(type(orders.database.dialect.steps), monkeypatch, arrives=True)
     writer.commit([message])
     assert len(values(orders)) == 50
 

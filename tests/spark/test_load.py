@@ -464,15 +464,15 @@ def test_the_log_tells_how_far_the_job_is_and_what_was_added(
 # -- the commit ------------------------------------------------------------------------------------------------------
 
 
-def lose_answers(dialect: Any, monkeypatch: pytest.MonkeyPatch, *, arrives: bool, mute: bool = False) -> None:
+def lose_answers(steps: Any, monkeypatch: pytest.MonkeyPatch, *, arrives: bool, mute: bool = False) -> None:
     """Let the store's answer to a commit be lost.
 
-    :param dialect: that of a store, or the class of all stores' dialects.
+    :param steps: those of a store, or the class of all stores' steps.
     """
-    commit = dialect.commit
+    commit = steps.commit
 
     def lost(*arguments: Any) -> Any:
-        monkeypatch.undo() if not mute else monkeypatch.setattr(dialect, "decide", silent)
+        monkeypatch.undo() if not mute else monkeypatch.setattr(steps, "decide", silent)
         if arrives:
             commit(*arguments)
         error = StoreUnavailable("the connection broke")
@@ -482,13 +482,13 @@ def lose_answers(dialect: Any, monkeypatch: pytest.MonkeyPatch, *, arrives: bool
     def silent(*arguments: Any) -> Any:
         raise StoreUnavailable("nobody answers")
 
-    monkeypatch.setattr(dialect, "commit", lost)
+    monkeypatch.setattr(steps, "commit", lost)
     if mute:
         monkeypatch.setattr(outcomes, "ASKING", Retry(attempts=None, seconds=0.3))
 
 
 def test_a_commit_whose_answer_is_lost_is_asked_for(orders: Store, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    lose_answers(orders.database.dialect, monkeypatch, arrives=True)
+    lose_answers(orders.database.dialect.steps, monkeypatch, arrives=True)
     report = write_transactional(rows, orders, "orders")
     assert not report.repeated
     assert values(orders) == EXPECTED
@@ -499,7 +499,7 @@ def test_an_outcome_that_stays_unknown_is_settled_by_the_idempotency_key(
     orders: Store, rows: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, arrives: bool
 ) -> None:
     with monkeypatch.context() as patch:
-        lose_answers(orders.database.dialect, patch, arrives=arrives, mute=True)
+        lose_answers(orders.database.dialect.steps, patch, arrives=arrives, mute=True)
         with pytest.raises(CommitOutcomeUnknown):
             write_transactional(rows, orders, "orders", idempotency_key="key")
     assert len(segments(orders)) == (4 if arrives else 0)

@@ -93,7 +93,7 @@ class Cutter:
         self.proxy = CuttingProxy(parsed.host, parsed.port)
         through = parsed.set(port=self.proxy.port).update_query_dict({"application_name": self.application})
         self.store = Store.open(through.render_as_string(hide_password=False))
-        self.store.database.dialect.has_hints = False  # their thread would be cut in the place of a commit
+        self.store.database.dialect.wake_ups = None  # their thread would be cut in the place of a commit
         self.direct = Store.open(url)
         self.truth = Truth(url)
         self._names = count()

@@ -46,7 +46,7 @@ from export_queue.core.retry import Retry
 from export_queue.core.segments import Candidates, compact, fall_back, rewrite, vacuum_segments
 from export_queue.core.sinks import Delete, Put
 from export_queue.core.store import schema
-from export_queue.core.store.database import prefix_of
+from export_queue.core.store.schema_names import prefix_of
 
 AT_ONCE = Retry(attempts=1)
 QUEUE = "orders"

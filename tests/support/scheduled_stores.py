@@ -14,10 +14,10 @@ from tests.support.switch_points import Footprints, Points
 
 from export_queue.core.client import Store
 from export_queue.core.store import Database
-from export_queue.core.store.postgresql.dialect import PostgresDialect
-from export_queue.core.store.postgresql.dialect import open_engine as open_postgres
-from export_queue.core.store.sqlite.dialect import SqliteDialect
+from export_queue.core.store.postgresql.opening import open_dialect as open_postgres_dialect
+from export_queue.core.store.postgresql.opening import open_engine as open_postgres
 from export_queue.core.store.sqlite.file import StoreFile, open_engine
+from export_queue.core.store.sqlite.opening import open_dialect
 
 SCHEMA = "export_queue"
 _START_MS = 1_790_000_000_000
@@ -103,7 +103,7 @@ class SqliteStand:
             file = StoreFile(str(self._path))
             self._engines[number] = (open_engine(sa.make_url(file.url), file), file)
         engine, file = self._engines[number]
-        dialect = SqliteDialect(file, lambda: next(self._clock))
+        dialect = open_dialect(file, lambda: next(self._clock))
         return Store(Database(engine, dialect, shown_url=file.url, segments=str(self.segments)))
 
     def points(self, *, every_statement: bool = False) -> Points:
@@ -192,12 +192,12 @@ class PostgresStand:
             url = sa.make_url(self._url)
             self._engines[number] = open_postgres(url, SCHEMA, password=url.password)
         engine = self._engines[number]
-        dialect = PostgresDialect(SCHEMA, engine)
-        dialect.has_hints = False  # type: ignore[misc]  # their thread would have a part that no plan names
+        dialect = open_postgres_dialect(engine, SCHEMA)
+        dialect.wake_ups = None  # their thread would have a part that no plan names
         former = self._opened.get(number)
         database = Database(engine, dialect, shown_url="postgresql://", segments=str(self.segments))
         if former is not None:
-            database._idle = former._idle  # connecting would take longer than a run
+            database.pool._idle = former.pool._idle  # connecting would take longer than a run
         self._opened[number] = database
         return Store(database)
 

@@ -7,7 +7,8 @@ from collections.abc import Collection
 
 import pytest
 
-from export_queue.core.store.hints import DENSE_SECONDS, EVERY_SECONDS, UNFOLLOWED_SECONDS, Channel, Hints, pause
+from export_queue.core.store.hints import DENSE_SECONDS, EVERY_SECONDS, UNFOLLOWED_SECONDS, Hints, pause
+from export_queue.core.store.seams import Channel
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from export_queue.core.postgresql_arrays import (
     Packed,
 )
 from export_queue.core.postgresql_connection import BoundedConnection, Prepared
-from export_queue.core.store.dialect import Handle, Writes
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql.connection import is_idle, may_prepare
+from export_queue.core.store.seams import Handle, Writes
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult

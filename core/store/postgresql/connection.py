@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+import psycopg
 import sqlalchemy as sa
 from psycopg import Connection
 from psycopg.pq import TransactionStatus
 from sqlalchemy import event
 
+from export_queue.core.errors import StoreUnavailable
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection
+from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql.errors import async_commits, not_utf8, standby
+from export_queue.core.store.seams import Driver
 
 CONNECT_SECONDS = 10
 """How long a connection attempt may take."""
@@ -130,3 +134,21 @@ def may_prepare(raw: Connection[Any]) -> bool:
 def is_alive(raw: BoundedConnection) -> bool:
     """Tell whether an idle session may be lent: its server has not ended it. Asking would cost a trip."""
     return is_idle(raw) and not raw.has_input()
+
+
+class PostgresDriver(Driver):
+    """psycopg 3."""
+
+    error: ClassVar[type[Exception]] = psycopg.Error
+
+    def is_idle(self, raw: object) -> bool:
+        return isinstance(raw, BoundedConnection) and is_idle(raw)
+
+    def is_alive(self, raw: object) -> bool:
+        return isinstance(raw, BoundedConnection) and is_alive(raw)
+
+    def is_missing_table(self, error: BaseException) -> bool:
+        return errors.is_missing_table(error)
+
+    def explain(self, error: BaseException, url: str) -> StoreUnavailable | None:
+        return errors.unavailable(error, where=f"store {url}") if errors.is_transient(error) else None

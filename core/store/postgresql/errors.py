@@ -17,14 +17,14 @@ from export_queue.core.errors import (
     StoreUnavailable,
     TransactionTimeout,
 )
-from export_queue.core.store.queries.conflict_keys import conflict_error
-from export_queue.core.store.queries.layouts import layout_closed
-from export_queue.core.store.queries.loads import removed_while_loading
-from export_queue.core.store.queries.readers import (
+from export_queue.core.store.conflict_keys import conflict_error
+from export_queue.core.store.refusals import (
+    StagedMeanwhile,
     added_to_subscription,
     first_load_not_missing,
+    layout_closed,
+    removed_while_loading,
 )
-from export_queue.core.store.queries.staged_twice import StagedMeanwhile
 
 NO_WRITES = "25006"
 OTHER_SESSION = ("26000", "42P05")

@@ -10,7 +10,7 @@ import xxhash
 
 from export_queue.core.postgresql_arrays import BigintArray, ByteaArray
 from export_queue.core.postgresql_connection import Prepared
-from export_queue.core.store.dialect import Span, VersionKey
+from export_queue.core.store.seams import Span, VersionKey
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot
 
 _VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
@@ -165,6 +165,16 @@ _SCAN_NEWEST = f"""
 """
 """``distinct on`` would sort the versions of each cell, values and all, in workers that are started for each page. Here
 they are counted off in the order of the index, and ``offset 0`` keeps the planner from reading the whole table."""
+
+
+def quoted(schema: str) -> str:
+    """Quote the name of a schema."""
+    return '"' + schema.replace('"', '""') + '"'
+
+
+def in_schema(schema: str, statement: str) -> bytes:
+    """Return a statement about the store in a schema."""
+    return statement.format(s=quoted(schema)).encode()
 
 
 def prepared(name: str, statement: str) -> Prepared:

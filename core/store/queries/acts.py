@@ -30,7 +30,7 @@ def record(
     """
     work.connection.execute(
         a.insert().values(
-            id=work.database.dialect.draw(work.connection) if number is None else number,
+            id=work.database.dialect.steps.draw(work.connection) if number is None else number,
             queue=queue_id,
             act=act,
             who=who,

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Database, Reading, Work, prefix_of, schema_of
+from export_queue.core.store.database import Database, Reading, Work
 from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.queries.tallies import is_tally
 from export_queue.core.store.schema import active, cleanup, idempotency, invalid, low_watermark, store
 from export_queue.core.store.schema import table as t
+from export_queue.core.store.schema_names import prefix_of, schema_of
 
 _DEAD_ROWS = """
     select c.relname, c.reltuples, pg_stat_get_dead_tuples(c.oid)

@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
-from export_queue.core.store.dialect import EntryKey
 from export_queue.core.store.queries.id_lists import visible_ids
 from export_queue.core.store.schema import dead_letter as d
 from export_queue.core.store.schema import entry as e
+from export_queue.core.store.seams import EntryKey
 from export_queue.core.store.snapshot import Snapshot
 
 _REMOVE_BLOCK = 300
@@ -21,7 +21,7 @@ _bytes_of = sa.func.length(e.c.key) + sa.func.coalesce(sa.func.length(e.c.value)
 
 
 def visible(work: Reading, snapshot: Snapshot) -> sa.ColumnElement[bool]:
-    """Say which entries a snapshot sees: the predicate of every removal, and of every portable read."""
+    """Say which entries a snapshot sees: the predicate of every removal."""
     return visible_ids(work, e.c.seq, snapshot)
 
 
@@ -41,24 +41,9 @@ def select_entries(
     rows: int,
 ) -> list[tuple[int, bytes, int, bytes | None]]:
     """Read visible entries of a bucket interval in the order of their keys, from after a position on."""
-    quick = work.database.dialect.select_entries(
+    return work.database.dialect.steps.select_entries(
         work.connection, queue, layout, snapshot, first=first, end=end, after=after, rows=rows
     )
-    if quick is not None:
-        return quick
-    order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
-    statement = (
-        sa.select(e.c.bucket, e.c.key, e.c.seq, e.c.value)
-        .where(_of(queue, layout), e.c.bucket >= first, e.c.bucket < end, visible(work, snapshot))
-        .order_by(e.c.bucket, e.c.key, e.c.seq)
-        .limit(rows)
-    )
-    if after is not None:
-        statement = statement.where(e.c.bucket >= after[0], order > _key(after))
-    # The driver's own rows: making SQLAlchemy's of them would cost as much again as reading.
-    cursor = work.connection.execute(statement).cursor
-    assert cursor is not None
-    return list(cursor.fetchall())
 
 
 def select_waiting(

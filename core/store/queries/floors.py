@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Reading, prefix_of
+from export_queue.core.store.database import Reading
 from export_queue.core.store.queries.segments import lowest_seq
 from export_queue.core.store.schema import dead_letter, entry
+from export_queue.core.store.schema_names import prefix_of
 
 _WINDOW = 30 * 24 * 3600 * 1000 * 1_000_000
 """How old an id may be while a lock registers it: wide, since a SQL transaction of a user's may stay open for days,

@@ -6,7 +6,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import LayoutClosed
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import entry, lock, segment, segment_reader
 from export_queue.core.store.schema import layout as lt
@@ -14,15 +13,6 @@ from export_queue.core.store.schema import queue as q
 
 Found = tuple[int, int, int]
 """Its number, its buckets, and those of one unit."""
-
-
-def layout_closed(named: str) -> LayoutClosed:
-    """Build the error of files that were laid out for a layout to which nobody may add any more.
-
-    :param named: the queue.
-    """
-    return LayoutClosed(f"files for {named} were written in a layout that was closed meanwhile")
-
 
 _found = (lt.c.layout, lt.c.buckets, lt.c.buckets_per_range)
 _is_open = lt.c.closed_ms.is_(None)
@@ -69,7 +59,7 @@ def cease(work: Work, source: int, found: Found, *, is_closed: bool) -> None:
         "buckets": buckets,
         "buckets_per_range": units,
         # Read, and not drawn: a commit that has drawn one may wait for the caller to end.
-        "ceased_id": work.database.dialect.last_id(work.connection),
+        "ceased_id": work.database.dialect.administration.last_id(work.connection),
         "ceased_ms": now,
         "closed_ms": now if is_closed else None,
     }

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import UnknownQueue
 from export_queue.core.store.database import Reading
-from export_queue.core.store.queries.queues import removed_subscription
 from export_queue.core.store.schema import active as a
-
-
-def removed_while_loading() -> UnknownQueue:
-    """Build the error of a first load whose subscription was removed."""
-    return removed_subscription("the subscription of this first load")
 
 
 def older(work: Reading, transaction: int, subscription: int) -> list[int]:

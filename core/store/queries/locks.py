@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries.id_lists import among
-from export_queue.core.store.queries.queues import removed_subscription
+from export_queue.core.store.refusals import removed_subscription
 from export_queue.core.store.schema import lock as lk
 from export_queue.core.store.schema import lock_request as rq
 from export_queue.core.store.schema import queue as q

@@ -8,13 +8,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
-from export_queue.core.store.dialect import Cell
 from export_queue.core.store.queries.id_lists import not_among, visible_ids
 from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import notification as n
 from export_queue.core.store.schema import observed as o
 from export_queue.core.store.schema import observer_failure as f
 from export_queue.core.store.schema import table as t
+from export_queue.core.store.seams import Cell
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapshot
 
 NotificationKey = tuple[int, bytes]

@@ -7,22 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import UnknownQueue
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import queue as q
 from export_queue.core.store.schema import table as t
-
-
-def removed_subscription(named: str) -> UnknownQueue:
-    """Build the error of work for a subscription that was removed meanwhile.
-
-    :param named: which one.
-    """
-    return UnknownQueue(
-        f"{named} was removed meanwhile",
-        hint="start again if there is a new subscription of this name: it is another one",
-    )
 
 
 def is_there(work: Reading, number: int) -> bool:
@@ -48,7 +36,7 @@ def queue_rows(work: Reading) -> list[Mapping[str, Any]]:
 
 def add_queue(work: Work, options: Mapping[str, Any]) -> bool:
     """Store a new queue under a number of its own; False if another process has just stored it."""
-    values = {**options, "number": work.database.dialect.draw(work.connection), "created_ms": work.now()}
+    values = {**options, "number": work.database.dialect.steps.draw(work.connection), "created_ms": work.now()}
     # Asked for by RETURNING: a server's driver does not tell the number of rows of such a statement.
     statement = insert_into(work, q).values(values).on_conflict_do_nothing().returning(q.c.number)
     return work.connection.execute(statement).first() is not None
@@ -81,5 +69,5 @@ def add_table(work: Work, name: str, **options: Any) -> bool:
 
     :param options: its other columns, by name.
     """
-    values = {"name": name, "number": work.database.dialect.draw(work.connection), **options}
+    values = {"name": name, "number": work.database.dialect.steps.draw(work.connection), **options}
     return work.connection.execute(insert_into(work, t).values(values).on_conflict_do_nothing()).rowcount > 0

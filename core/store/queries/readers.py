@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import InvalidArgument
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.queries import segments
 from export_queue.core.store.schema import (
@@ -27,23 +27,29 @@ _OF_A_QUEUE = (entry, segment_done, segment_reader, hidden_segment, dead_letter,
 """Tables with rows of queues, by the queue's number."""
 
 
-def added_to_subscription(subscription: str) -> InvalidArgument:
-    """Build the error of an entry for one subscription alone.
+def try_to_shut_out_commits(work: Work, queue: int) -> bool:
+    """Let no commit that adds to a queue overlap the rest of the SQL transaction.
 
-    :param subscription: its id.
+    :returns: False where such commits are in progress.
     """
-    queue = subscription.partition("/")[0]
-    return InvalidArgument(
-        f"expected the id of a queue, found subscription {subscription!r}, which gets what is added to {queue!r}",
-        hint=f"add to {queue!r}; a first load alone adds to one subscription: store.first_load({subscription!r})",
-    )
+    locks = work.database.dialect.locks
+    return locks is None or locks.try_readers(work.connection, queue)
 
 
-def first_load_not_missing() -> InvalidArgument:
-    """Build the error of a first load that was made meanwhile."""
-    return InvalidArgument(
-        "first load: expected a subscription whose first load is missing or waived, found that it was made meanwhile"
-    )
+def hold_as_commits_do(work: Work, queue: int) -> None:
+    """Keep the readers and the layout of a queue unchanged until the SQL transaction ends."""
+    if (locks := work.database.dialect.locks) is not None:
+        locks.hold_readers(work.connection, queue)
+
+
+def brief_waits(work: Work, queue: str) -> contextlib.AbstractContextManager[None]:
+    """Limit the wait for each lock to a moment, from the start of a block to the end of the SQL transaction.
+
+    :param queue: the id of the queue whose readers are changed.
+    :raises QueueBusy: in the block, a row was held for longer.
+    """
+    locks = work.database.dialect.locks
+    return contextlib.nullcontext() if locks is None else locks.brief_waits(work.connection, queue)
 
 
 def reader_rows(work: Reading, parent: int) -> list[Mapping[str, Any]]:

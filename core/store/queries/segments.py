@@ -13,7 +13,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
-from export_queue.core.store.dialect import EntryKey
 from export_queue.core.store.queries.entries import by_unit
 from export_queue.core.store.queries.id_lists import visible_ids
 from export_queue.core.store.queries.inserts import insert_for, insert_into
@@ -24,6 +23,7 @@ from export_queue.core.store.schema import load as ld
 from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_done as d
 from export_queue.core.store.schema import segment_reader as r
+from export_queue.core.store.seams import EntryKey
 from export_queue.core.store.snapshot import Snapshot
 
 Key = tuple[int, int]

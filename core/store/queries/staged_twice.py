@@ -7,8 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import CommitRefused
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.refusals import StagedMeanwhile
 from export_queue.core.store.schema import active as a
 from export_queue.core.store.schema import entry as e
 from export_queue.core.store.schema import load as ld
@@ -21,16 +21,6 @@ Row = tuple[int, int, bytes, int]
 
 _AT_ONCE = 200
 """Rows that one statement deletes: three parameters each."""
-
-
-class StagedMeanwhile(CommitRefused):
-    """Something was staged since the transaction was last checked for keys with two entries: check it again."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the transaction adds entries in other processes at the same time",
-            hint="commit it after all of them have ended",
-        )
 
 
 def may_repeat(work: Reading, transaction: int) -> bool:

@@ -13,8 +13,9 @@ from typing import TypeAlias
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work, prefix_of
+from export_queue.core.store.database import Work
 from export_queue.core.store.schema import cell, conflict_key
+from export_queue.core.store.schema_names import prefix_of
 
 Cells: TypeAlias = tuple[int, bytes, bytes | None]
 """Table number, row, and column, or None for the whole row."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -19,6 +17,8 @@ LOCK_SECONDS = 30.0
 """How long a writer waits for its turn."""
 LOG_BYTES = 16 << 20
 """The log is cut to this size; without readers it has a quarter of it, and is written from its start again."""
+SHRINK_MS = 1000
+"""Milliseconds for which readers that come and go may keep the log from being cut."""
 
 _HELD = (
     "a transaction that is bound to a connection, or another program, holds the file without queueing as this library "
@@ -122,13 +122,59 @@ class StoreFile:
         return sqlite3.connect(where, uri=True, timeout=LOCK_SECONDS, check_same_thread=False, factory=StoreConnection)
 
     def create(self) -> None:
-        """Create the file and its folder where they are missing, and make its log one that readers never wait for."""
+        """Create the file and its folder where they are missing, with a log that readers never wait for; idempotent.
+
+        :raises StoreError: it cannot be created.
+        """
         self._found = None
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self.lock():
-            raw = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
-            with contextlib.closing(raw):
-                raw.execute("pragma journal_mode = wal")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self.lock():
+                raw = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
+                with contextlib.closing(raw):
+                    raw.execute("pragma journal_mode = wal")
+        except sqlite3.Error as error:
+            raise explain(error, self.url) or error from error
+        except OSError as error:
+            raise StoreError(f"store {self.url}: {error.strerror}") from error
+
+    def refusal_in_child(self, url: str, was_in_use: bool) -> StoreError | None:
+        """Return why a process that was forked a moment ago may not use the file; None if it may.
+
+        SQLite would take the locks of a connection that the parent had in use for this process's own.
+
+        :param url: the store's, as it may be shown.
+        :param was_in_use: whether another thread of its parent may have been in a step.
+        """
+        if not was_in_use and not self.is_open():
+            return None
+        return StoreError(
+            f"store {url}: this process was forked while a connection of its parent was using the file, "
+            "and SQLite's locks cannot be inherited",
+            hint="fork outside of calls to the store, with connections of your own to the file closed, or "
+            "start processes with 'spawn' or 'forkserver'",
+        )
+
+    def shrink_log(self, connection: sa.Connection) -> int:
+        """Move the log into the file and cut it, where readers have made it grow.
+
+        Writers wait in their queue meanwhile, for a second at most.
+
+        :returns: the bytes of a log that could not be cut, since somebody still reads an older state; else 0.
+        """
+        if self.log_bytes() <= LOG_BYTES:
+            return 0
+        raw = connection.connection.driver_connection
+        assert isinstance(raw, sqlite3.Connection)
+        raw.execute("pragma wal_checkpoint(passive)")  # the long part, next to writers
+        raw.execute(f"pragma busy_timeout = {SHRINK_MS}")
+        try:
+            with self.lock():
+                raw.execute("pragma wal_checkpoint(truncate)")
+        finally:
+            raw.execute(f"pragma busy_timeout = {int(LOCK_SECONDS * 1000)}")
+        left = self.log_bytes()
+        return left if left > LOG_BYTES else 0
 
     def log_bytes(self) -> int:
         """Return the size of the log; 0 where there is none."""
@@ -197,26 +243,3 @@ def explain(error: BaseException, url: str) -> StoreError | None:
     if code in _LASTING:
         return StoreError(f"store {url}: {error}", hint=_LASTING[code])
     return None
-
-
-class LentConnection:
-    """A connection of the user's, which SQLAlchemy must neither set up nor end."""
-
-    def __init__(self, raw: sqlite3.Connection) -> None:
-        self.raw = raw
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.raw, name)
-
-    def _leave(self, *arguments: object, **options: object) -> None:
-        """Do nothing."""
-
-    commit = rollback = close = create_function = _leave
-
-
-@contextlib.contextmanager
-def lent(raw: sqlite3.Connection) -> Iterator[sa.Connection]:
-    """Run SQLAlchemy's statements in a SQL transaction of the user's."""
-    engine = sa.create_engine("sqlite://", creator=lambda: LentConnection(raw), poolclass=sa.NullPool)
-    with engine.connect() as connection:
-        yield connection

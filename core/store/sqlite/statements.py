@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from export_queue.core.store.dialect import Span
+from export_queue.core.store.seams import Span
 
 _SEEN = """
     (version in (select value from json_each(:pointers))
@@ -24,6 +24,14 @@ READ_VERSION_UP_TO = """
     order by version desc limit 1
 """
 HORIZON = "select horizon from xq_store"
+_ENTRIES = """
+    select bucket, key, seq, value from xq_entry
+    where queue_number = :queue and layout = :layout and bucket >= :first and bucket < :end and seq <= :pointer
+      and seq not in (select value from json_each(:excluded)) and {}
+    order by bucket, key, seq limit :rows
+"""
+ENTRIES = _ENTRIES.format("true")
+ENTRIES_AFTER = _ENTRIES.format("bucket >= :bucket and (bucket, key, seq) > (:bucket, :key, :seq)")
 STORE_ID = "select store_id from xq_store"
 NAME_OF_TABLE = "select name from xq_table where number = ?"
 NAME_OF_QUEUE = "select id from xq_queue where number = ?"
@@ -32,7 +40,6 @@ SNAPSHOT = """
     select c.last_id, s.lists, (select group_concat(id) from xq_active where kind <> 'long')
     from xq_last_id c, xq_store s
 """
-RELEASE_LOCK = "delete from xq_lock where fence = ? and first_bucket = ?"
 LAST_ID = "select last_id from xq_last_id"
 EXCLUDED_FOR_LONG = "select id from xq_active where kind = 'long' union select id from xq_invalid order by 1"
 # No counter: a store that is restored from a copy may come to a number again, with other ids.

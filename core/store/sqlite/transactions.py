@@ -1,4 +1,4 @@
-"""The store on SQLite: one file, one writer at a time, a clock row and active rows."""
+"""The steps of a transaction on SQLite: one writer at a time, and active rows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import contextlib
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -19,12 +18,20 @@ from export_queue.core.errors import (
     CommitRefused,
     InvalidArgument,
     RegistrationLost,
-    StoreError,
     StoreReplaced,
     TransactionTimeout,
 )
 from export_queue.core.store import schema
-from export_queue.core.store.dialect import (
+from export_queue.core.store.conflict_keys import conflict_error, number_of
+from export_queue.core.store.refusals import (
+    StagedMeanwhile,
+    added_to_subscription,
+    first_load_not_missing,
+    layout_closed,
+    removed_while_loading,
+)
+from export_queue.core.store.registration import HOUR_OF_IDS, SLOW_MS, STAYED_MS, Kind
+from export_queue.core.store.seams import (
     NO_VERSION,
     Begun,
     Cell,
@@ -33,36 +40,19 @@ from export_queue.core.store.dialect import (
     Committed,
     EntryKey,
     Handle,
-    LockCall,
     Outcome,
     Span,
+    Started,
     Swept,
+    TransactionSteps,
     Version,
     VersionKey,
     Writes,
 )
-from export_queue.core.store.hints import Channel, Listener
-from export_queue.core.store.queries.conflict_keys import conflict_error, number_of
-from export_queue.core.store.queries.layouts import layout_closed
-from export_queue.core.store.queries.loads import removed_while_loading
-from export_queue.core.store.queries.readers import (
-    added_to_subscription,
-    first_load_not_missing,
-)
-from export_queue.core.store.queries.staged_twice import StagedMeanwhile
-from export_queue.core.store.registration import HOUR_OF_IDS, SLOW_MS, STAYED_MS, Kind, floor_refused
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.backup import back_up
-from export_queue.core.store.sqlite.file import (
-    LOCK_SECONDS,
-    LOG_BYTES,
-    LentConnection,
-    StoreConnection,
-    StoreFile,
-    explain,
-    lent,
-)
+from export_queue.core.store.sqlite.connection import begin_own, raw_of
+from export_queue.core.store.sqlite.file import StoreConnection, StoreFile
 from export_queue.core.store.sqlite.writing import Writing, savepoint
 
 _DECLARED = {
@@ -71,23 +61,16 @@ _DECLARED = {
     for column in table.columns
 }
 """A column of each type that the tables declare, by the name under which the driver looks for a converter."""
-_SHRINK_MS = 1000
-"""Milliseconds for which readers that come and go may keep the log from being cut."""
 
 
-class SqliteDialect:
-    """Transaction steps in SQLite.
+class SqliteSteps(TransactionSteps):
+    """Steps under one writer at a time.
 
-    There is one writer at a time, and ids are drawn inside its SQL transaction: every id up to the last one has ended
-    but for those with an active row and the invalid ones. So a snapshot is read, not written, and only an id that
-    somebody needs before the commit is registered, by a row. Writers queue at a file lock, since SQLite's own waiting
-    is a sleep with growing pauses that leaves some writers without a turn for seconds.
+    Ids are drawn inside the writer's SQL transaction: every id up to the last one has ended except those with an active
+    row and the invalid ones. So a snapshot is read, not written, and an id is registered, by a row, only if somebody
+    needs it before the commit. Writers queue at a file lock, since SQLite's own waiting is a sleep with growing pauses
+    that leaves some writers without a turn for seconds.
     """
-
-    name = "sqlite"
-    driver_error: ClassVar[type[Exception]] = sqlite3.Error
-    is_file = True
-    has_hints = False
 
     def __init__(self, file: StoreFile, clock: Clock) -> None:
         self._file = file
@@ -97,129 +80,27 @@ class SqliteDialect:
         self._begun: dict[int, Writing] = {}
         """By thread the transaction that it began last, unless that has ended in order."""
 
-    def is_missing_table(self, error: BaseException) -> bool:
-        """Tell whether the error says that the store's tables are not there."""
-        return "no such table: xq_" in str(error)
-
-    def explain(self, error: BaseException, url: str) -> StoreError | None:
-        """Name the file and the remedy."""
-        return explain(error, url)
-
-    def create_place(self) -> None:
-        """Create the file and its folder."""
-        try:
-            self._file.create()
-        except sqlite3.Error as error:
-            raise explain(error, self._file.url) or error from error
-        except OSError as error:
-            raise StoreError(f"store {self._file.url}: {error.strerror}") from error
-
-    def require_in_place(self) -> None:
-        """Look at the file's identity."""
-        self._file.require_in_place()
-
-    def forget_place(self) -> None:
-        """Forget the file's identity."""
-        self._file.forget()
-
-    def refusal_in_child(self, url: str, *, was_in_use: bool) -> StoreError | None:
-        """Look for a connection that the parent had in use: SQLite would take its locks for this process's own."""
-        if not was_in_use and not self._file.is_open():
-            return None
-        return StoreError(
-            f"store {url}: this process was forked while a connection of its parent was using the file, "
-            "and SQLite's locks cannot be inherited",
-            hint="fork outside of calls to the store, with connections of your own to the file closed, or "
-            "start processes with 'spawn' or 'forkserver'",
-        )
-
-    def is_idle(self, raw: object) -> bool:
-        """Look at the connection."""
-        try:
-            return isinstance(raw, StoreConnection) and raw.is_clean
-        except sqlite3.ProgrammingError:  # closed
-            return False
-
-    is_alive = is_idle
-
-    def limit(self, raw: object, seconds: float) -> None:
-        """Nothing to limit: the only long waits are those for the write lock, which have their own."""
-
     def now(self, connection: Handle) -> int:
-        """Read the host's clock."""
         return self._clock()
 
     def transaction(self, connection: Handle, *, durable: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Hold the writers' queue and one immediate SQL transaction.
-
-        :param durable: whether the commit is flushed; a start need not be.
-        """
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
             return contextlib.nullcontext()
         return Writing(self._file, raw, self._begun, durable=durable)
-
-    def create(self, connection: Handle) -> None:
-        """Create the triggers by which a process knows that the ids which it has read are still those of the store."""
-        raw = _raw_of(connection)
-        for statement in sql.TRIGGERS:
-            raw.execute(statement)
-
-    def try_readers(self, connection: Handle, queue: int) -> bool:
-        """Always: there is one writer at a time."""
-        return True
-
-    def hold_readers(self, connection: Handle, queue: int) -> None:
-        """Nothing: there is one writer at a time."""
-
-    def brief_waits(self, connection: Handle, queue: str) -> contextlib.AbstractContextManager[None]:
-        """Nothing: whoever writes waits for nobody any more."""
-        return contextlib.nullcontext()
-
-    def last_id(self, connection: Handle) -> int:
-        """Read the clock's row."""
-        return int(_raw_of(connection).execute(sql.LAST_ID).fetchone()[0])
-
-    def check_server(self, connection: Handle) -> None:
-        """Nothing: the numbers in a file are those of the file."""
-
-    def adopt(self, connection: Handle) -> None:
-        """Nothing: the numbers in a file are those of the file."""
-
-    def is_creation_met(self, error: Exception) -> bool:
-        """Never: creations queue at the file lock."""
-        return False
-
-    def set_floor(self, connection: Handle, floor: int) -> None:
-        """Make all ids to come greater than a number."""
-        raw = _raw_of(connection)
-        if raw.execute(sql.KEEPS_FROM_FLOOR, (floor,)).fetchone() is not None:
-            raise floor_refused(floor)
-        raw.execute(sql.SET_FLOOR, (floor,))
 
     def _draw(self, raw: sqlite3.Connection) -> int:
         arguments = {"now_ms": self._clock(), "hour": HOUR_OF_IDS, "stayed_ms": STAYED_MS}
         return int(raw.execute(sql.DRAW, arguments).fetchone()[0])
 
     def draw(self, connection: Handle) -> int:
-        """Draw a number from the id source; inside or outside of a SQL transaction."""
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         if raw.in_transaction:
             return self._draw(raw)
         with self.transaction(connection, durable=False):
             return self._draw(raw)
 
-    def lock_at_once(self, connection: Handle, call: LockCall) -> None:
-        """Nothing: there are no round trips to spare."""
-
-    def release_locks(self, connection: Handle, places: Sequence[tuple[int, int]], queues: Sequence[int]) -> bool:
-        """Delete their rows; nobody is waked."""
-        with self.transaction(connection):
-            _raw_of(connection).executemany(sql.RELEASE_LOCK, places)
-        return False
-
     def check_bound(self, raw: object) -> None:
-        """Check a driver's own connection."""
         if not isinstance(raw, sqlite3.Connection):
             raise InvalidArgument(f"expected a connection of sqlite3 to the store's file, found {type(raw).__name__}")
         # With the attribute autocommit (Python 3.12) commit() does nothing, and isolation_level says nothing.
@@ -227,26 +108,8 @@ class SqliteDialect:
         if begins_none and not raw.in_transaction:
             raise InvalidArgument("connection: expected an open SQL transaction, found autocommit; run BEGIN IMMEDIATE")
 
-    @contextlib.contextmanager
-    def plainly(self, raw: object) -> Iterator[None]:
-        """Set the connection's own factories aside: a cursor cannot set that of texts aside."""
-        assert isinstance(raw, sqlite3.Connection)
-        kept = (raw.row_factory, raw.text_factory)
-        raw.row_factory, raw.text_factory = None, str
-        try:
-            yield
-        finally:
-            raw.row_factory, raw.text_factory = kept
-
-    def lend(self, raw: object) -> contextlib.AbstractContextManager[sa.Connection]:
-        """Lend the user's connection: it may hold the write lock, for which any other connection would wait."""
-        assert isinstance(raw, sqlite3.Connection)
-        _begin(raw)
-        return lent(raw)
-
     def store_id(self, connection: Handle) -> str:
-        """Read the store's identity."""
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         store_id = raw.execute(sql.STORE_ID).fetchone()[0]
         for kind, column in _DECLARED.items():
             if kind in sqlite3.converters and _is_converted(raw, column):
@@ -267,7 +130,6 @@ class SqliteDialect:
         client: str,
         first: Cell | None = None,
     ) -> Begun:
-        """Read the snapshot, then the first cell in it."""
         snapshot = self.take_snapshot(connection)
         found = None if first is None else self.read_cell(connection, snapshot, *first)
         return Begun(snapshot, self._clock(), None, found)
@@ -282,11 +144,10 @@ class SqliteDialect:
         client: str,
         first: Cell | None = None,
         load: int | None = None,
-    ) -> tuple[int, tuple[int, ...], int, Version | None]:
-        """Draw an id, list the ids in progress and add an active row, in one SQL transaction."""
-        raw = _raw_of(connection)
+    ) -> Started:
+        raw = raw_of(connection)
         if kind == "bound":
-            _begin(raw)
+            begin_own(raw)
         with self.transaction(connection, durable=kind == "long"):
             number = self._draw(raw)
             excluded = self._list_excluded(raw)
@@ -294,11 +155,10 @@ class SqliteDialect:
             low = excluded[0] if excluded else number
             raw.execute(sql.REGISTER, (number, request.hex, kind, now, now + timeout_ms, low, number, client, load))
         found = None if first is None else self.read_cell(connection, Snapshot(number - 1, excluded), *first)
-        return number, excluded, now + timeout_ms, found
+        return Started(number, excluded, now + timeout_ms, found)
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
-        """Add a second active row; commit, abort and expiry take all rows of a transaction."""
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         with self.transaction(connection, durable=True):
             self.pointers(connection, transaction)
             pointer = self._draw(raw)
@@ -306,12 +166,8 @@ class SqliteDialect:
         return pointer
 
     def take_snapshot(self, connection: Handle) -> Snapshot:
-        """Read the last id and the ids in progress in one statement: every other id up to it has ended.
-
-        Ids of long transactions and invalid ones are read again only after a change.
-        """
         self._file.require_in_place()
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         last, lists, short = raw.execute(sql.SNAPSHOT).fetchone()
         known = self._lists
         if known[0] == lists:
@@ -332,8 +188,7 @@ class SqliteDialect:
         return _with_short(known[1], short)
 
     def read_cell(self, connection: Handle, snapshot: AnySnapshot, table: int, row: bytes, column: bytes) -> Version:
-        """Read the newest visible version, and the horizon in the same statement."""
-        raw = connection if type(connection) is StoreConnection else _raw_of(connection)
+        raw = connection if type(connection) is StoreConnection else raw_of(connection)
         assert isinstance(snapshot, Snapshot)
         found = None
         if not snapshot.write_pointers:
@@ -351,9 +206,8 @@ class SqliteDialect:
     def read_cells(
         self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
     ) -> list[Version]:
-        """Read many cells; in SQLite a statement a cell costs less than one for all, if all are in one transaction."""
         snapshot = _told_by_ids(snapshot)
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         found: list[Version] = []
         excluded = snapshot.excluded
         is_begun = raw.in_transaction
@@ -386,9 +240,8 @@ class SqliteDialect:
         expired: int | None = None,
         newest: bool = False,
     ) -> list[tuple[bytes, bytes, bytes | None]]:
-        """Read the first visible versions of a span in order."""
         snapshot = _told_by_ids(snapshot)
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         arguments: dict[str, object] = {"table": table, "pointer": snapshot.read_pointer, "limit": limit}
         arguments |= {"pointers": f"[{snapshot.write_pointers_text}]", "excluded": f"[{snapshot.excluded_text}]"}
         arguments |= {"end": span.end_row, "expired": expired}
@@ -400,8 +253,7 @@ class SqliteDialect:
         return found
 
     def pointers(self, connection: Handle, transaction: int) -> tuple[int, ...]:
-        """Read the active rows."""
-        rows = _raw_of(connection).execute(sql.POINTERS, (transaction,)).fetchall()
+        rows = raw_of(connection).execute(sql.POINTERS, (transaction,)).fetchall()
         if not rows:
             raise RegistrationLost(f"transaction {transaction} has ended")
         return tuple(row[0] for row in rows)
@@ -416,8 +268,7 @@ class SqliteDialect:
         store_id: str,
         load: int | None = None,
     ) -> tuple[int, ...]:
-        """Write rows of a long transaction early."""
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         with self.transaction(connection):
             _prove_store(raw, store_id, writes, load)
             pointers = self.pointers(connection, transaction)
@@ -440,16 +291,14 @@ class SqliteDialect:
         return pointers
 
     def hold_long(self, connection: Handle, transaction: int, queues: Sequence[int], *, store_id: str) -> None:
-        """Look at the active row: there is one writer at a time."""
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         load = raw.execute(sql.LOAD, (transaction,)).fetchone()
         if load is None:
             raise RegistrationLost(f"transaction {transaction} has ended")
         _prove_store(raw, store_id, Writes(entries=[(queue, 0, b"", None) for queue in queues]), load[0])
 
     def end_long(self, connection: Handle, transaction: int) -> None:
-        """Take the active rows away, as a commit does."""
-        if not self._forget(_raw_of(connection), transaction):
+        if not self._forget(raw_of(connection), transaction):
             raise RegistrationLost(f"transaction {transaction} has ended")
 
     def _write_cells(self, raw: sqlite3.Connection, pointer: int, writes: Writes) -> None:
@@ -466,14 +315,13 @@ class SqliteDialect:
             self._run_for_each(raw, sql.PUBLISH_STAGED, (transaction,))
 
     def commit(self, connection: Handle, call: CommitCall) -> Committed:
-        """Check, write and publish under the one writer's lock, in the order of PostgreSQL's function."""
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         if call.kind == "bound":
-            _begin(raw)
+            begin_own(raw)
             with savepoint(raw):
                 return self._commit(raw, call)
         with self.transaction(raw):
-            return self._commit(raw, call)
+            return self._commit(raw, call)  # in the order of PostgreSQL's function
 
     def _commit(self, raw: sqlite3.Connection, call: CommitCall) -> Committed:
         execute, executemany, writes, now = raw.execute, raw.executemany, call.writes, self._clock()
@@ -549,8 +397,7 @@ class SqliteDialect:
     def abort(
         self, connection: Handle, *, kind: Kind, transaction: int, kept: Sequence[int] = (), left_to: str = ""
     ) -> None:
-        """Delete the active rows and the rows that were staged under them."""
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         if kind == "bound" and not raw.in_transaction:
             return  # the user's SQL transaction has ended; if it committed, the row goes at its deadline
         with self.transaction(connection, durable=kind == "long" or bool(kept)):
@@ -565,8 +412,7 @@ class SqliteDialect:
                 raw.execute(statement, {"id": pointer})
 
     def decide(self, connection: Handle, request: UUID) -> Outcome:
-        """Insert a refusal unless the request has an outcome, then read it."""
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         with self.transaction(connection):
             raw.execute(sql.REFUSE, (request.hex, self._clock()))
             status, transaction = raw.execute(sql.OUTCOME, (request.hex,)).fetchone()
@@ -583,46 +429,16 @@ class SqliteDialect:
         end: int,
         after: EntryKey | None,
         rows: int,
-    ) -> None:
-        """Nothing is quicker than the portable way."""
-
-    def send_hints(self, raw: object, channels: Collection[Channel]) -> bool:
-        """Send nothing: processes share a file, and no server."""
-        return False
-
-    def listen(self, raw: object, channels: Collection[Channel]) -> Listener | None:
-        """Hear nothing; to look at a file costs little."""
-        return None
-
-    def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
-        """Never: SQLite uses the pages of removed rows again at once."""
-        return False
-
-    def tidy_entries(self, connection: Handle) -> None:
-        """Nothing to do."""
-
-    def shrink_log(self, connection: Handle) -> int:
-        """Bring the log into the file and cut it; writers wait in their line meanwhile, for a second at most."""
-        if self._file.log_bytes() <= LOG_BYTES:
-            return 0
-        raw = _raw_of(connection)
-        raw.execute("pragma wal_checkpoint(passive)")  # the long part, beside writers
-        raw.execute(f"pragma busy_timeout = {_SHRINK_MS}")
-        try:
-            with self._file.lock():
-                raw.execute("pragma wal_checkpoint(truncate)")
-        finally:
-            raw.execute(f"pragma busy_timeout = {int(LOCK_SECONDS * 1000)}")
-        left = self._file.log_bytes()
-        return left if left > LOG_BYTES else 0
-
-    def back_up(self, target: Path, on_progress: Callable[[int, int], None]) -> int:
-        """Copy the file as one reading transaction sees it."""
-        return back_up(self._file, target, on_progress)
+    ) -> list[tuple[int, bytes, int, bytes | None]]:
+        arguments: dict[str, object] = {"queue": queue, "layout": layout, "first": first, "end": end, "rows": rows}
+        arguments |= {"pointer": snapshot.read_pointer, "excluded": f"[{snapshot.excluded_text}]"}
+        if after is None:
+            return raw_of(connection).execute(sql.ENTRIES, arguments).fetchall()
+        arguments |= dict(zip(("bucket", "key", "seq"), after, strict=True))
+        return raw_of(connection).execute(sql.ENTRIES_AFTER, arguments).fetchall()
 
     def expire(self, connection: Handle) -> Swept:
-        """Make transactions past their deadline invalid; a short one staged nothing and is only forgotten."""
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         now = self._clock()
         if raw.execute(sql.ANY_LATE, (now,)).fetchone() is None:
             return Swept(0)
@@ -633,8 +449,7 @@ class SqliteDialect:
             return self._sweep(raw, (sql.MAKE_INVALID, sql.FORGET_LATE), late, now)
 
     def prune(self, connection: Handle, *, limit: int) -> Swept:
-        """Delete the rows of invalid transactions and forget their ids."""
-        raw = _raw_of(connection)
+        raw = raw_of(connection)
         with self.transaction(connection):
             ids = [row[0] for row in raw.execute(sql.PRUNABLE, (limit,))]
             return self._sweep(raw, (*sql.ROLLBACK, sql.FORGET_INVALID), ids, self._clock())
@@ -655,35 +470,9 @@ class SqliteDialect:
         return Swept(ended, failed)
 
 
-def _raw_of(connection: Handle) -> sqlite3.Connection:
-    """Give the driver's connection."""
-    raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
-    if isinstance(raw, LentConnection):
-        return raw.raw
-    assert isinstance(raw, sqlite3.Connection)
-    return raw
-
-
-def _is_converted(raw: sqlite3.Connection, column: sa.Column[object]) -> bool:
-    """Tell whether a connection changes values of a column as it reads them."""
-    probe = f"select {column.name} from {column.table.name} where false union all select x'00'"
-    try:
-        return bool(raw.execute(probe).fetchone() != (b"\0",))
-    except sqlite3.OperationalError:
-        raise
-    except Exception:  # the converter's own
-        return True
-
-
 def _told_by_ids(snapshot: AnySnapshot) -> Snapshot:
     assert isinstance(snapshot, Snapshot), "a server's snapshot says nothing to SQLite"
     return snapshot
-
-
-def _begin(raw: sqlite3.Connection) -> None:
-    """Begin the user's SQL transaction, where the driver waits with that for the user's first write."""
-    if not raw.in_transaction:
-        raw.execute("begin immediate")
 
 
 def _with_staged_keys(raw: sqlite3.Connection, keys: Sequence[bytes], pointers: Sequence[int]) -> Sequence[bytes]:
@@ -771,3 +560,14 @@ def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes, load: i
 def _with_short(excluded: tuple[int, ...], short: str | None) -> tuple[int, ...]:
     """Add the ids of short transactions, with commas between them."""
     return excluded if short is None else tuple(sorted((*excluded, *map(int, short.split(",")))))
+
+
+def _is_converted(raw: sqlite3.Connection, column: sa.Column[object]) -> bool:
+    """Tell whether a connection changes values of a column as it reads them."""
+    probe = f"select {column.name} from {column.table.name} where false union all select x'00'"
+    try:
+        return bool(raw.execute(probe).fetchone() != (b"\0",))
+    except sqlite3.OperationalError:
+        raise
+    except Exception:  # the converter's own
+        return True

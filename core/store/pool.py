@@ -1,0 +1,233 @@
+"""The connections of a process to a store: lent, taken back, and held back while a thread forks."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.pool import QueuePool
+
+from export_queue.core.errors import StoreError, StoreUnavailable
+from export_queue.core.store import forks
+from export_queue.core.store.seams import Dialect
+from export_queue.core.store.translation import Translator
+
+_MOST_IDLE = 8
+"""Connections that stay at hand between transactions; the engine's pool takes back all others."""
+
+
+class Loan:
+    """A connection that one thread uses."""
+
+    __slots__ = ("driver_connection", "pooled")
+
+    driver_connection: Any
+    """The driver's own: SQLAlchemy's would cost more than a statement."""
+    pooled: sa.PoolProxiedConnection
+
+
+class Pool:
+    """Connections in autocommit mode.
+
+    Above the engine's pool, the connections used last stay at hand. With the engine's pool alone (medians of pairs), a
+    transaction that reads one cell takes 1.27 times as long on PostgreSQL and 1.47 times on SQLite, and one that reads
+    and writes 1.15 times on PostgreSQL without flushes.
+    """
+
+    def __init__(self, engine: sa.Engine, dialect: Dialect, translator: Translator) -> None:
+        self.engine = engine
+        self._driver = dialect.driver
+        self._server = dialect.server
+        self._file = dialect.file
+        self.translator = translator
+        self._idle: list[tuple[sa.PoolProxiedConnection, object]] = []
+        """The last used one last, and lent first: its caches are warm."""
+        self._lent: dict[object, int] = {}
+        """The threads that use a connection, or are about to, by their loans."""
+        self.refusal: StoreError | None = None
+        """Why this process may not use the store."""
+
+    def check_out(self) -> Loan:
+        """Open or reuse a connection of the driver in autocommit mode; :meth:`check_in` ends the loan.
+
+        A file is not compared with the one that was opened: whoever takes a snapshot or writes does that.
+
+        :raises StoreUnavailable: with ``sent`` false.
+        :raises StoreError: this process may not use the store.
+        """
+        loan = Loan()
+        # Counted first: from then on a fork waits for this thread, or this thread sees the fork.
+        self._lent[loan] = threading.get_ident()
+        try:
+            if forks.gate.forking or self.refusal is not None:
+                self._hold_back(loan)
+            while self._idle:
+                try:
+                    loan.pooled, loan.driver_connection = self._idle.pop()
+                except IndexError:  # another thread has taken it
+                    break
+                if self._driver.is_alive(loan.driver_connection):
+                    return loan
+                loan.pooled.invalidate()
+                loan.pooled.close()
+            loan.pooled = self.connect_raw()
+            loan.driver_connection = loan.pooled.driver_connection
+        except BaseException:
+            self._lent.pop(loan, None)
+            raise
+        return loan
+
+    def check_in(self, loan: Loan) -> None:
+        """Take back a connection of :meth:`check_out`."""
+        if len(self._idle) < _MOST_IDLE and self._driver.is_idle(loan.driver_connection):
+            self._idle.append((loan.pooled, loan.driver_connection))
+        else:
+            loan.pooled.close()
+        self._lent.pop(loan, None)
+
+    @contextlib.contextmanager
+    def connect(self, *, seconds: float | None = None) -> Iterator[sa.Connection]:
+        """Lend a connection in autocommit mode.
+
+        :param seconds: how long each answer is waited for; by default an hour.
+        """
+        loan = Loan()
+        self._lent[loan] = threading.get_ident()
+        try:
+            if forks.gate.forking or self.refusal is not None:
+                self._hold_back(loan)
+            if self._file is not None:
+                self._file.require_in_place()
+            with contextlib.suppress(IndexError):
+                self._idle.pop()[0].close()  # no process should need a session more than it uses at once
+            pool = self.engine.pool
+            with self._unsent():
+                connection = self.engine.connect()
+        except BaseException:
+            self._lent.pop(loan, None)
+            raise
+        try:
+            if seconds is not None and self._server is not None:
+                self._server.limit(connection.connection.driver_connection, seconds)
+            with self.translator:
+                yield connection
+        except BaseException as error:
+            # Returning it would ask a server that may be gone, or that an interruption has left in mid-statement.
+            if isinstance(error, StoreUnavailable) or not self._is_idle(connection):
+                connection.invalidate()
+            raise
+        finally:
+            if pool is not self.engine.pool:  # a pool that was abandoned meanwhile would keep it open
+                connection.invalidate()
+            connection.close()
+            self._lent.pop(loan, None)
+
+    def connect_raw(self) -> sa.PoolProxiedConnection:
+        """Take a connection from the engine's pool, which opens one if it has none.
+
+        :raises StoreUnavailable: with ``sent`` false.
+        """
+        if self._file is not None:
+            self._file.require_in_place()
+        with self._unsent():
+            return self.engine.raw_connection()
+
+    @contextlib.contextmanager
+    def connect_unused(self) -> Iterator[object | None]:
+        """Lend the driver's connection that nobody uses at this moment; None where there is none.
+
+        A connection is not opened for it, and no other thread ever waits for it.
+        """
+        with self.counted():
+            pool = self.engine.pool
+            pooled = self._unused()
+            if pooled is None:
+                yield None
+                return
+            try:
+                yield pooled.driver_connection
+            except BaseException:
+                pooled.invalidate()
+                raise
+            finally:
+                if pool is not self.engine.pool:  # as in connect()
+                    pooled.invalidate()
+                pooled.close()
+
+    def _unused(self) -> sa.PoolProxiedConnection | None:
+        with contextlib.suppress(IndexError):
+            pooled, raw = self._idle.pop()
+            if self._driver.is_alive(raw):
+                return pooled
+            pooled.invalidate()
+            pooled.close()
+        pool = self.engine.pool
+        if not isinstance(pool, QueuePool) or not pool.checkedin():
+            return None
+        with self.translator:
+            return self.engine.raw_connection()
+
+    def _hold_back(self, loan: Loan) -> None:
+        """Wait for a fork that has begun, unless this thread has borrowed already: the fork waits for it to end.
+
+        :raises StoreError: this process may not use the store.
+        """
+        thread = self._lent[loan]
+        while forks.gate.forking and list(self._lent.copy().values()).count(thread) == 1:
+            del self._lent[loan]
+            is_over = forks.gate.wait()
+            self._lent[loan] = thread
+            if not is_over:
+                break
+        if self.refusal is not None:
+            raise StoreError(self.refusal.message, hint=self.refusal.hint)
+
+    def _is_idle(self, connection: sa.Connection) -> bool:
+        return connection.invalidated or self._driver.is_idle(connection.connection.driver_connection)
+
+    @contextlib.contextmanager
+    def _unsent(self) -> Iterator[None]:
+        try:
+            with self.translator:
+                yield
+        except StoreUnavailable as error:
+            error.sent = False
+            raise
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count this thread as a borrower that a fork does not hold back."""
+        loan = object()
+        self._lent[loan] = threading.get_ident()
+        try:
+            yield
+        finally:
+            del self._lent[loan]
+
+    def close_idle(self) -> None:
+        """Close all connections that are not in use at this moment."""
+        with self.counted():
+            while self._idle:
+                with contextlib.suppress(IndexError):
+                    connection = self._idle.pop()[0]
+                    connection.invalidate()  # its pool may have been abandoned, and would keep it open
+                    connection.close()
+            self.engine.dispose()
+
+    def borrowers(self) -> set[int]:
+        """Return the threads that use a connection at this moment."""
+        return set(self._lent.copy().values())
+
+    def begin_anew(self, *, refusal: StoreError | None) -> None:
+        """Be the pool of a forked child: the connections of the parent are not this process's.
+
+        :param refusal: why this process may not use the store.
+        """
+        forks.leave_to_parent((self._idle, self.engine.pool))
+        self._idle = []
+        self._lent = {}
+        self.engine.dispose(close=False)
+        self.refusal = refusal
