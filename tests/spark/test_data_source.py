@@ -210,7 +210,9 @@ def test_an_outcome_that_stays_unknown_is_settled_by_the_write_that_is_repeated(
 ) -> None:
     writer, message = begun
     with monkeypatch.context() as patch:
-        lose_answers(type(orders.database.dialect.steps), patch, arrives=arrives, mute=True)  # the commit opens its own store
+        lose_answers(
+            type(orders.database.dialect.steps), patch, arrives=arrives, mute=True
+        )  # the commit opens its own store
         with pytest.raises(CommitOutcomeUnknown):
             writer.commit([message])
     assert bool(segments(orders)) == arrives
