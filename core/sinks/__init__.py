@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from export_queue.core.sinks.batch import Round, apply_batch, isolate, next_round, refuse_seqs
-from export_queue.core.sinks.claims import Claim, ClaimedSink, FencedSink
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.control import (
     ControlRecord,
@@ -20,6 +19,7 @@ from export_queue.core.sinks.control import (
     stale_rank,
 )
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
+from export_queue.core.sinks.guards import Claim, ClaimedSink, FencedSink
 from export_queue.core.sinks.memory import MemorySink
 from export_queue.core.sinks.naming import first_collection
 from export_queue.core.sinks.operations import (

@@ -16,8 +16,8 @@ from export_queue.core.callables import check_runs, returned
 from export_queue.core.drivers import check_sql_url, client_arguments, parse_url, redis_tls
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.references import check_sink_name, has_password, import_object, is_reference, resolve_secret
-from export_queue.core.sinks.claims import FencedSink
 from export_queue.core.sinks.composite import CompositeSink
+from export_queue.core.sinks.guards import FencedSink
 from export_queue.core.sinks.option_types import read_options
 from export_queue.core.sinks.protocol import BoundSink, Sink, check_sink
 

@@ -171,7 +171,7 @@ def test_what_a_url_of_mariadb_demands_is_kept(
                 sink.probe()
             assert server.password not in str(refused.value)
             return
-        with sink._engine.connect() as connection:
+        with sink._database.engine.connect() as connection:
             (_, cipher) = connection.exec_driver_sql("SHOW STATUS LIKE 'Ssl_cipher'").one()
         assert bool(cipher) is is_encrypted
 
@@ -184,12 +184,12 @@ def test_a_statement_at_each_connection_runs_beside_those_of_the_sink(mariadb_se
                 f"mysql://{mariadb_server.user}@127.0.0.1:{mariadb_server.port}/mysql?{query}", mariadb_server.password
             )
         ) as sink,
-        sink._engine.connect() as connection,
+        sink._database.engine.connect() as connection,
     ):
         own, mode = connection.exec_driver_sql("SELECT @own, @@sql_mode").one()
         assert own == 7
         assert "ANSI_QUOTES" not in mode
-        assert sink._engine.dialect.identifier_preparer.initial_quote == "`"
+        assert sink._database.engine.dialect.identifier_preparer.initial_quote == "`"
 
 
 @pytest.mark.parametrize("password", ["p\xe9", "p€ & \U0001f511"])

@@ -33,7 +33,7 @@ from export_queue.core.errors import (
 )
 from export_queue.core.sinks import MAX_SEQ, ApplyResult, ElasticsearchSink, Operations, SinkSpec
 from export_queue.core.sinks.elasticsearch import floor as floor_module
-from export_queue.core.sinks.elasticsearch import indices, tombstones
+from export_queue.core.sinks.elasticsearch import indices, sweep
 from export_queue.core.sinks.elasticsearch import sink as sink_module
 from export_queue.core.sinks.elasticsearch.connection import Connection
 from export_queue.core.testing import SinkConformance
@@ -856,10 +856,10 @@ def test_a_batch_that_was_held_up_looks_at_the_floor_again_before_each_request(m
 
 def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(make, elasticsearch_server, name, monkeypatch):
     waits(monkeypatch, sleep=lambda seconds: None)
-    monkeypatch.setattr(tombstones, "PAGE", 7)
+    monkeypatch.setattr(sweep, "PAGE", 7)
     sink, other = admit(make()), admit(make())
     sink.apply(batch(*[None] * 40, seq=20))
-    remove, pages = tombstones._remove, []
+    remove, pages = sweep._remove, []
 
     def put_first(*arguments: Any) -> int:
         pages.append(len(arguments[2]))
@@ -867,7 +867,7 @@ def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(make, elasticsearch_
             other.apply(batch(*[b'{"n":1}'] * 40, seq=30).take([0, 13, 26]))
         return remove(*arguments)
 
-    monkeypatch.setattr(tombstones, "_remove", put_first)
+    monkeypatch.setattr(sweep, "_remove", put_first)
     assert sink.sweep(store_id="s", floor=25) == 37
     assert (max(pages), sum(pages)) == (7, 40)
     assert len(read(elasticsearch_server, name)) == 3

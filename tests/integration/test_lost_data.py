@@ -210,15 +210,23 @@ def test_a_redis_server_without_persistence_is_found_out_after_its_restart(order
             drain(orders, "orders", spec)
 
 
-def test_a_database_whose_control_table_is_gone_is_found_out(orders: Store, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("xq_control", "has forgotten queue 'orders'"),
+        ("xq_floor", "table 'xq_floor' of .* is gone"),
+        ("xq_table", "table 'xq_table' of .* is gone"),
+    ],
+)
+def test_a_database_whose_control_table_is_gone_is_found_out(orders: Store, tmp_path: Path, name: str, message: str):
     url = f"sqlite:///{tmp_path}/copies.db"
     add(orders, "a")
     drain(orders, "orders", SinkSpec("sql", {"url": url}))
     engine = sa.create_engine(url)
     with engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE xq_control"))
+        connection.execute(sa.text(f"DROP TABLE {name}"))
     engine.dispose()
-    with pytest.raises(SinkLostData, match="has forgotten queue 'orders'"):
+    with pytest.raises(SinkLostData, match=message):
         drain(orders, "orders", SinkSpec("sql", {"url": url}))
     readmit(orders, "orders", SinkSpec("sql", {"url": url}))
     assert drain(orders, "orders", SinkSpec("sql", {"url": url})).read == 0

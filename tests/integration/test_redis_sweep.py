@@ -11,7 +11,7 @@ from tests.support.redis_records import Make, admit, before, making, puts
 from tests.support.servers import RedisServer
 
 from export_queue.core.errors import SinkBelongsToAnother, SinkRefused
-from export_queue.core.sinks.redis import tombstones
+from export_queue.core.sinks.redis import sweep
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_hashes_of_any_size_are_swept(make, redis_client, shards, rows):
 
 
 def test_pages_are_small_and_a_sweep_that_meets_writers_goes_on(make, redis_client, monkeypatch):
-    monkeypatch.setattr(tombstones, "PAGE", 20)
+    monkeypatch.setattr(sweep, "PAGE", 20)
     sink, other = admit(make(shards=1)), admit(make())
     ids = [b"%d" % n for n in range(2000)]
     for start in range(0, 2000, 500):

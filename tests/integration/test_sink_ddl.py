@@ -13,7 +13,7 @@ from tests.support.sql_targets import Make, admit, execute, opened_sinks, puts, 
 from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import ElasticsearchSink, PreparableSink
-from export_queue.core.sinks.sql import sink as sink_module
+from export_queue.core.sinks.sql import prepared_tables
 from export_queue.core.sinks.sql.dialects import mysql, postgresql
 
 COLUMNS = {"a": "text", "order": "numeric"}
@@ -34,7 +34,7 @@ def test_what_is_missing_is_printed_then_run_then_nothing_is(url, make, guard):
     sink = make(url, create_tables=False, guard=guard, columns=COLUMNS)
     assert isinstance(sink, PreparableSink)
     printed = sink.ddl("orders", "bills")
-    assert printed.count("CREATE TABLE") == (3 if guard == "seq" else 4)
+    assert printed.count("CREATE TABLE") == (5 if guard == "seq" else 6)
     assert execute(url, "SELECT 1") == [(1,)]
     assert sink.ddl("orders", "bills") == printed, "printing runs nothing"
     assert sink.run_ddl("orders", "bills") == printed
@@ -94,7 +94,7 @@ def test_a_table_that_somebody_reads_is_waited_for_shortly(url, make, monkeypatc
     if url.startswith("sqlite"):
         pytest.skip("readers of a file do not keep writers out")
     admit(make(url, columns={"a": "text"})).apply(puts(b"1", document=b'{"a":"x"}'))
-    monkeypatch.setattr(sink_module, "DDL_RETRY", Retry(attempts=1))
+    monkeypatch.setattr(prepared_tables, "DDL_RETRY", Retry(attempts=1))
     for module in (mysql, postgresql):
         monkeypatch.setattr(module, "DDL_LOCK_SECONDS", 1)
     sink = make(url, columns=COLUMNS, timeout=100)

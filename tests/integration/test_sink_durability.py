@@ -18,7 +18,7 @@ from export_queue.core.sinks.sql.dialects import mysql_statements
 
 def test_sqlite_syncs_the_folder_of_its_journal_too(tmp_path: Path):
     sink = admit(SqlSink(f"sqlite:///{tmp_path}/copies.db"))
-    assert sink._ask(lambda connection: connection.exec_driver_sql("PRAGMA synchronous").scalar()) == 3
+    assert sink._database.ask(lambda connection: connection.exec_driver_sql("PRAGMA synchronous").scalar()) == 3
     sink.close()
 
 

@@ -88,13 +88,13 @@ def test_bad_rows_of_a_large_batch_become_dead_letters_and_the_others_are_there(
             queue.add(record, document)
     sink = make(url)
     statements: list[int] = []
-    upsert = sink._dialect.upsert
+    upsert = sink._database.dialect.upsert
 
     def counted(connection: Any, table: Any, rows: Any) -> int:
         statements.append(len(rows))
         return upsert(connection, table, rows)
 
-    monkeypatch.setattr(sink._dialect, "upsert", counted)
+    monkeypatch.setattr(sink._database.dialect, "upsert", counted)
     report = drain(orders, "orders", sink, sink_name="copies")
     assert (report.acknowledged, report.dead, report.left) == (4000, len(bad), 0)
     letters = {letter.position.key: letter.reason for letter in orders.dead_letters.list("orders")}

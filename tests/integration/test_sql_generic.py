@@ -15,9 +15,9 @@ from tests.support.sql_targets import Documents, Fields, OnPostgresql, OnSqlite,
 
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import ApplyResult, Operations, SqlSink
+from export_queue.core.sinks.sql.database import RETRY
 from export_queue.core.sinks.sql.dialects import generic as generic_module
 from export_queue.core.sinks.sql.dialects.generic import GenericDialect
-from export_queue.core.sinks.sql.sink import RETRY
 
 
 def open_generic(url: str, password: Any, timeout: float) -> GenericDialect:

@@ -129,7 +129,7 @@ def test_many_rows_go_in_several_statements(mariadb_url, make):
 def test_writers_of_the_same_rows_do_not_lock_each_other_out(mariadb_url, make, monkeypatch):
     """Each batch is in another order; the sink takes the rows' locks in one."""
     monkeypatch.setattr(
-        "export_queue.core.sinks.sql.sink.RETRY", Retry(attempts=1)
+        "export_queue.core.sinks.sql.database.RETRY", Retry(attempts=1)
     )  # what is repeated would not be seen
     first = make(mariadb_url)
     first.create("orders")
@@ -232,7 +232,7 @@ def test_a_server_that_takes_no_writes_for_now_is_unavailable(own_url, make):
 @pytest.mark.parametrize(("reason", "kind"), [(28, SinkUnavailable), (135, SinkUnavailable), (150, SinkRefused)])
 def test_a_table_that_is_not_created_for_want_of_room_may_be_later(make, mariadb_url, reason, kind):
     error = pymysql.OperationalError(1005, f'Can\'t create table `x`.`orders` (errno: {reason} "because")')
-    assert isinstance(make(mariadb_url)._dialect.explain(error), kind)
+    assert isinstance(make(mariadb_url)._database.dialect.explain(error), kind)
 
 
 @pytest.mark.full("a server of its own, whose table space is filled")
@@ -264,7 +264,7 @@ def test_a_server_that_is_not_there_and_a_wrong_password_are_told_without_it(mar
         with pytest.raises(kind, match=r"127\.0\.0\.1") as caught:
             admit(sink)
         assert isinstance(caught.value, ExportQueueError)
-        assert SECRET not in str(caught.value) + repr(sink) + repr(sink._engine)
+        assert SECRET not in str(caught.value) + repr(sink) + repr(sink._database.engine)
 
 
 @pytest.mark.parametrize("scheme", ["mysql", "mariadb", "mysql+mysqldb", "mysql+pymysql"])
@@ -317,7 +317,7 @@ def test_a_table_that_is_altered_during_a_drain_is_looked_at_again(mariadb_url, 
         with pytest.raises(SinkConfigurationError, match=problem):
             writer.apply(puts(b"A", seq=5))
     assert execute(mariadb_url, "SELECT id FROM orders WHERE id <> 'xq_mark'") == [("a",)]
-    forget = "DELETE FROM xq_control WHERE queue_id = '/orders'"
+    forget = "DELETE FROM xq_table WHERE table_name = 'orders'"
     execute(mariadb_url, "DROP TABLE orders", "DROP VIEW IF EXISTS orders_live", forget)
     make(mariadb_url, guard=guard).create("orders")
     assert writer.apply(puts(b"a", b"A", seq=5)).written == 2

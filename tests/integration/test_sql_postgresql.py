@@ -72,7 +72,7 @@ def test_rows_are_looked_up_and_locked_in_the_order_of_the_batch(postgres_url, p
 def test_a_transaction_of_the_sink_leaves_the_planner_as_it_was(postgres_url, make):
     sink = admit(make(postgres_url))
     assert sink.apply(puts(b"1")).written == 1
-    with sink._engine.connect() as connection:
+    with sink._database.engine.connect() as connection:
         settings = [connection.exec_driver_sql(f"SHOW enable_{name}").scalar() for name in ("hashjoin", "seqscan")]
     assert settings == ["on", "on"]
 
@@ -284,7 +284,7 @@ def test_a_foreign_key_leaves_a_table_to_the_quicker_way(postgres_url, make):
     sink.create("orders")
     execute(postgres_url, "ALTER TABLE orders ADD FOREIGN KEY (document) REFERENCES customer")
     assert sink.apply(puts(b"1")) == ApplyResult(1, 0)
-    assert sink._tables["orders"].shape.is_plain
+    assert sink._prepared.prepare("orders").shape.is_plain
 
 
 def test_a_table_with_rules_on_deletes_and_children_takes_records(postgres_url, make):

@@ -271,7 +271,7 @@ def test_a_server_that_is_not_there_is_unavailable_by_name(monkeypatch):
             with pytest.raises(SinkUnavailable, match=r"127\.0\.0\.1") as caught:
                 act(sink)
             assert caught.value.transient
-            assert SECRET not in shown(caught.value) + repr(sink) + repr(vars(sink)) + repr(sink._engine)
+            assert SECRET not in shown(caught.value) + repr(sink) + repr(vars(sink)) + repr(sink._database.engine)
 
 
 def test_a_wrong_password_is_not_shown(postgres_url, make):
@@ -421,7 +421,7 @@ def test_a_role_that_may_not_create_tables_is_told_what_to_run(postgres_url, mak
             admit(sink)
         assert "CREATE TABLE IF NOT EXISTS xq_control" in caught.value.hint
         execute(postgres_url, *sink.ddl("orders").split(";\n")[:-1])
-        execute(postgres_url, "GRANT SELECT, INSERT, UPDATE ON orders, xq_control TO writer")
+        execute(postgres_url, "GRANT SELECT, INSERT, UPDATE ON orders, xq_control, xq_floor, xq_table TO writer")
         assert admit(sink).apply(puts(b"1")).written == 1, "these are the least privileges"
     finally:
         sink.close()

@@ -14,7 +14,7 @@ from tests.support.sql_targets import admit, execute, puts
 
 from export_queue.core.errors import SinkRefused
 from export_queue.core.sinks import Operations, SqlSink
-from export_queue.core.sinks.sql import tombstones
+from export_queue.core.sinks.sql import sweep
 from export_queue.core.sinks.sql.dialects.generic import GenericDialect
 
 WAYS = ["sqlite", "postgresql", "mariadb", "generic-sqlite", "generic-postgresql"]
@@ -63,7 +63,7 @@ def test_a_batch_that_has_read_the_floor_ends_before_it_rises(url, make, monkeyp
     """A late put has passed the floor and is about to be written, or was, when a sweep takes the newer tombstone."""
     sink, sweeper = admit(make(url)), admit(make(url))
     sink.apply(puts(b"1", seq=20, document=None))
-    run_step = getattr(sink._dialect, step)
+    run_step = getattr(sink._database.dialect, step)
     swept: list[int] = []
     sweep = threading.Thread(target=lambda: swept.append(sweeper.sweep(store_id="s", floor=25)))
     begun = threading.Event()
@@ -75,7 +75,7 @@ def test_a_batch_that_has_read_the_floor_ends_before_it_rises(url, make, monkeyp
             sweep.join(1)  # it ends before us only where nothing holds the floor for us
         return run_step(*arguments)
 
-    monkeypatch.setattr(sink._dialect, step, slowly)
+    monkeypatch.setattr(sink._database.dialect, step, slowly)
     result = sink.apply(puts(b"1", seq=15))
     sweep.join(60)
     assert (result.written, result.stale, swept) == (0, 1, [1])
@@ -85,25 +85,25 @@ def test_a_batch_that_has_read_the_floor_ends_before_it_rises(url, make, monkeyp
 def test_a_tombstone_that_is_put_again_as_it_is_swept_stays(url, make, monkeypatch):
     sink = admit(make(url))
     sink.apply(puts(b"1", b"2", seq=20, document=None))
-    delete = tombstones.sa.delete
+    delete = sweep.sa.delete
 
     def put_first(table: Any) -> Any:
         sink.apply(puts(b"1", seq=30))
         return delete(table)
 
-    monkeypatch.setattr(tombstones.sa, "delete", put_first)
+    monkeypatch.setattr(sweep.sa, "delete", put_first)
     with ThreadPoolExecutor(1) as pool:
         if url.startswith("sqlite"):
             # nobody writes in the middle of a transaction there
-            monkeypatch.setattr(tombstones.sa, "delete", delete)
-            put_first(tombstones.sa.table("orders"))
+            monkeypatch.setattr(sweep.sa, "delete", delete)
+            put_first(sweep.sa.table("orders"))
         assert pool.submit(sink.sweep, store_id="s", floor=25).result(60) == 1
     assert ranks(url) == [("1", 61)]
 
 
 @pytest.mark.parametrize("rows", [1, 6, 7, 8, 40])
 def test_all_pages_are_swept_and_only_once(url, make, monkeypatch, rows):
-    monkeypatch.setattr(tombstones, "PAGE", 7)
+    monkeypatch.setattr(sweep, "PAGE", 7)
     sink = admit(make(url))
     ids = [b"%03d" % n for n in range(rows)]
     sink.apply(puts(*ids, seq=20, document=None))
@@ -118,7 +118,7 @@ KEY = {"day": "date", "customer": "text", "number": "integer", "token": "uuid"}
 
 
 def test_keys_of_several_columns_are_paged(way, url, make, monkeypatch):
-    monkeypatch.setattr(tombstones, "PAGE", 4)
+    monkeypatch.setattr(sweep, "PAGE", 4)
     sink = admit(make(url, table="bills", key=KEY))
     token = "0b6c1f6e-5f5c-4a62-9f0e-00000000000%d"
     ids = [
@@ -162,7 +162,9 @@ def test_a_sweep_needs_the_right_to_delete(postgres_server, url, make):
     sink = admit(make(url))
     sink.apply(puts(b"1", seq=20, document=None))
     execute(
-        url, "CREATE ROLE sweeper LOGIN PASSWORD 'x'", "GRANT SELECT, INSERT, UPDATE ON orders, xq_control TO sweeper"
+        url,
+        "CREATE ROLE sweeper LOGIN PASSWORD 'x'",
+        "GRANT SELECT, INSERT, UPDATE ON orders, xq_control, xq_floor, xq_table TO sweeper",
     )
     try:
         theirs = make_url(url).set(username="sweeper", password="x").render_as_string(hide_password=False)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from export_queue.core.sinks import ApplyResult, Capabilities, Claim, ClaimedSink, Operations, apply_batch, refuse_seqs
-from export_queue.core.sinks.claims import needs_higher_fence, overtaken_error
+from export_queue.core.sinks.guards import needs_higher_fence, overtaken_error
 
 
 class FencedMemory:

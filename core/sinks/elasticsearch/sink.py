@@ -13,7 +13,7 @@ from export_queue.core.errors import SinkConfigurationError, SinkLostData, SinkR
 from export_queue.core.references import has_password
 from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import check_loss, check_owner, stale_rank
-from export_queue.core.sinks.elasticsearch import indices, lines, tombstones
+from export_queue.core.sinks.elasticsearch import indices, lines, sweep
 from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Meaning, items_of, whole
 from export_queue.core.sinks.elasticsearch.connection import Connection, PutOff, Secret
 from export_queue.core.sinks.elasticsearch.floor import Floor, unreadable
@@ -166,7 +166,7 @@ class ElasticsearchSink:
         """
         self._ensure(indices.CONTROL, indices.control_definition())
         raised = self._floor.raise_floor(store_id, floor)
-        return tombstones.sweep(self._connection, template=self._template, floor=raised)
+        return sweep.sweep(self._connection, template=self._template, floor=raised)
 
     def create(self, collection: str) -> None:
         """Create the index of a collection, and its alias, if they are missing.

@@ -7,11 +7,10 @@ from functools import partial
 
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.retry import Retry
-from export_queue.core.sinks.claims import Claim
+from export_queue.core.sinks.guards import Claim
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Rejection
 from export_queue.core.sinks.redis import layout
-from export_queue.core.sinks.redis.claims import ClaimedPiece
 from export_queue.core.sinks.redis.connection import Connection, Reply
 from export_queue.core.sinks.redis.errors import COLLISIONS, Collision, code_of, explain, until_undisturbed
 from export_queue.core.sinks.redis.floor import stale_text
@@ -20,8 +19,9 @@ from export_queue.core.sinks.redis.packing import Command
 from export_queue.core.sinks.redis.pieces import Batch, Piece, RankedPiece
 from export_queue.core.sinks.redis.replicas import wait_for_replicas
 from export_queue.core.sinks.redis.servers import agree_on_shards
+from export_queue.core.sinks.redis.sweep import sweep_hashes
 from export_queue.core.sinks.redis.targets import Target
-from export_queue.core.sinks.redis.tombstones import sweep_hashes
+from export_queue.core.sinks.redis.unit_fences import ClaimedPiece
 
 
 class SingleServer:

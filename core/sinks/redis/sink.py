@@ -11,13 +11,12 @@ from typing import Any, cast
 from export_queue.core.drivers import check_files, redis_tls
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
-from export_queue.core.sinks.claims import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.control import ControlRecord, check_owner
+from export_queue.core.sinks.guards import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.naming import is_fixed
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities
 from export_queue.core.sinks.redis import layout
-from export_queue.core.sinks.redis.claims import GUARD, agree_on_guard, check_queue, claim_units
 from export_queue.core.sinks.redis.cluster import Cluster
 from export_queue.core.sinks.redis.connection import Connection
 from export_queue.core.sinks.redis.errors import Collision, until_undisturbed
@@ -28,6 +27,7 @@ from export_queue.core.sinks.redis.servers import Servers, check_server
 from export_queue.core.sinks.redis.single import SingleServer
 from export_queue.core.sinks.redis.sizes import refuse_long
 from export_queue.core.sinks.redis.targets import TARGETS, Kind
+from export_queue.core.sinks.redis.unit_fences import GUARD, agree_on_guard, check_queue, claim_units
 
 
 class RedisSink:

@@ -6,27 +6,24 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection, inspect
 
-from export_queue.core.sinks.sql.claims import UNIT_TABLE, create_units
+from export_queue.core.sinks.sql.control_tables import missing_control_tables
 from export_queue.core.sinks.sql.dialects import Dialect
 from export_queue.core.sinks.sql.fitting import misfits
-from export_queue.core.sinks.sql.statements import CONTROL_TABLE
 from export_queue.core.sinks.sql.tables import Table
+from export_queue.core.sinks.sql.unit_fences import UNIT_TABLE, create_units
 
 
 def missing_ddl(
     connection: Connection, dialect: Dialect, tables: Iterable[Table], *, schema: str | None, is_fenced: bool
 ) -> list[str]:
-    """Return the statements that create what is missing: tables, columns, views; none where nothing is.
+    """Return the statements that create missing tables, columns and views.
 
     :param schema: where the sink's own tables are.
     :param is_fenced: whether the sink has the guard ``fence``.
     """
     there = inspect(connection)
-    found: list[str] = []
-    if not there.has_table(CONTROL_TABLE, schema=schema):
-        found.append(dialect.create_control(connection, schema))
-    if is_fenced and not there.has_table(UNIT_TABLE, schema=schema):
-        found.append(create_units(connection, schema))
+    control = missing_control(connection, dialect, schema, is_fenced=is_fenced)
+    found = [command for commands in control.values() for command in commands]
     for table in tables:
         if not there.has_table(table.name, schema=table.schema):
             found += dialect.create_table(connection, table)
@@ -34,6 +31,19 @@ def missing_ddl(
             found += dialect.add_columns(connection, table, addable)
         elif table.ranked:
             found += _missing_view(connection, dialect, table)
+    return found
+
+
+def missing_control(
+    connection: Connection, dialect: Dialect, schema: str | None, *, is_fenced: bool
+) -> dict[str, list[str]]:
+    """Return the statements that create the sink's own tables that do not exist, by table."""
+    found: dict[str, list[str]] = {}
+    if is_fenced and not inspect(connection).has_table(UNIT_TABLE, schema=schema):
+        found[UNIT_TABLE] = [create_units(connection, schema)]
+    if missing := missing_control_tables(connection, schema):
+        commands = dialect.create_control(connection, schema)
+        found |= {name: [commands[name]] for name in missing}
     return found
 
 

@@ -1,11 +1,11 @@
-"""How a table is known again, and a loss of its rows noticed.
+"""How the sink recognises a table, and notices that its rows were lost.
 
-With the guard ``seq`` a table holds a row of the sink's own, its mark: a tombstone, which readers do not see, with a
-random rank. The control record of the table notes that rank. Whatever takes the table's rows away takes the mark along:
-a DROP, a TRUNCATE, a table that was made anew or renamed.
+With the guard ``seq`` a table holds one row of the sink itself, its mark: a tombstone, which readers do not see, with a
+random rank. The record of the table notes that rank. Whatever takes the table's rows takes the mark, too: a DROP, a
+TRUNCATE, a table that was recreated or renamed.
 
-Tables of the guard ``fence`` show all their rows, and some tables of users' own take no such row. Of them the control
-record notes whether they hold rows at all, in the transactions that write them.
+Tables of the guard ``fence`` show all their rows, and some tables of users do not accept a mark. Their records note, in
+the transactions that write them, whether the table holds any rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from export_queue.core.errors import SinkLostData
 from export_queue.core.sinks.control import check_loss
 from export_queue.core.sinks.naming import names_of
 from export_queue.core.sinks.operations import MAX_SEQ
-from export_queue.core.sinks.sql.control_table import LOSSES, TABLES, WHOLE_SINK, control_table
+from export_queue.core.sinks.sql.control_tables import queue_table, records_table
 from export_queue.core.sinks.sql.dialects import Dialect, TryAgain
 from export_queue.core.sinks.sql.rows import mark_row
 from export_queue.core.sinks.sql.tables import RANK, Table
@@ -31,73 +31,67 @@ _MARKS = 1 << 32
 
 
 class NoMark(Exception):
-    """The table does not take its mark, or does not give it back; the transaction is rolled back."""
+    """The table does not accept its mark, or does not return it; the transaction is rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """What the control record knows of a table."""
+    """What the sink remembers of a table that was set up."""
 
     mark: int
-    """Rank of its mark; 0 where it has none."""
+    """Rank of its mark; 0 if it has none."""
     holds_rows: bool
     """Of a table without a mark: whether it is known to hold any row."""
 
 
-def known_tables(connection: sa.Connection, schema: str | None, *, template: str) -> list[str]:
-    """Name the tables that were set up and that a template may name.
+def known_tables(connection: sa.Connection, schema: str | None, *, template: str) -> dict[str, TableRecord]:
+    """Return the records of the tables that were set up and that a template may name.
 
     :param template: of their names, without a schema.
     """
-    control = control_table(schema)
+    records = records_table(schema).c
     pattern = re.compile(names_of(template), re.IGNORECASE)
-    rows = connection.execute(
-        sa.select(control.c.queue_id).where(
-            control.c.queue_id.like(f"{TABLES}%"), control.c.queue_id.not_like(f"{LOSSES}%")
-        )
-    ).scalars()
-    return sorted(name for row in rows if pattern.fullmatch(name := row.removeprefix(TABLES)))
+    found = sa.select(records.table_name, records.mark, records.holds_rows).where(records.mark.is_not(None))
+    rows = sorted(tuple(row) for row in connection.execute(found) if pattern.fullmatch(row.table_name))
+    return {name: TableRecord(mark, holds_rows) for name, mark, holds_rows in rows}
 
 
 def read_record(connection: sa.Connection, schema: str | None, name: str) -> TableRecord | None:
-    """Read the record of a table; None if no sink has set it up."""
-    control = control_table(schema)
-    row = connection.execute(sa.select(control.c.fence, control.c.floor).where(_of(schema, name))).one_or_none()
-    return None if row is None else TableRecord(row.fence, bool(row.floor))
+    """Return the record of a table; None if no sink has set it up since it was lost, or ever."""
+    records = records_table(schema).c
+    found = sa.select(records.mark, records.holds_rows).where(records.table_name == name, records.mark.is_not(None))
+    row = connection.execute(found).one_or_none()
+    return None if row is None else TableRecord(row.mark, row.holds_rows)
 
 
-def forget(connection: sa.Connection, schema: str | None, name: str, *, fence: int) -> None:
-    """Remove the record of a table that was lost, and note the loss: other queues may have written to it, too.
+def note_loss(connection: sa.Connection, schema: str | None, name: str, record: TableRecord, *, fence: int) -> None:
+    """Forget a table that was lost, and note the loss: other queues may have written to it, too.
 
-    :param fence: of the queue that goes on with the sink as it is.
+    :param fence: of the queue that is readmitted.
     """
-    control = control_table(schema)
-    connection.execute(sa.delete(control).where(_of(schema, name)))
-    connection.execute(sa.delete(control).where(control.c.queue_id == LOSSES + name))
-    values = {"queue_id": LOSSES + name, "store_id": WHOLE_SINK, "fence": fence, "floor": 0}
-    try:
-        connection.execute(sa.insert(control).values(values))
-    except IntegrityError as error:
-        raise TryAgain(f"table {name!r} is readmitted by another process") from error
+    table = records_table(schema)
+    known = sa.update(table).where(table.c.table_name == name, table.c.mark == record.mark)
+    if connection.execute(known.values(mark=None, holds_rows=False, lost_fence=fence)).rowcount == 0:
+        raise TryAgain(f"table {name!r} is readmitted by another process")
 
 
 def check_losses(connection: sa.Connection, schema: str | None, name: str, *, queue_id: str, sink: str) -> None:
-    """Make sure that a queue has lost nothing in a table that another queue was readmitted with.
+    """Make sure that a queue has lost nothing in a table that was lost and readmitted for another queue.
 
     :raises SinkLostData: it may have.
     """
-    control = control_table(schema)
-    lost_at = connection.execute(sa.select(control.c.fence).where(control.c.queue_id == LOSSES + name)).scalar()
+    records, queues = records_table(schema).c, queue_table(schema).c
+    lost_at = connection.execute(sa.select(records.lost_fence).where(records.table_name == name)).scalar()
     if lost_at:
-        since = connection.execute(sa.select(control.c.floor).where(control.c.queue_id == queue_id)).scalar()
+        since = connection.execute(sa.select(queues.since_fence).where(queues.queue_id == queue_id)).scalar()
         check_loss(lost_at, since, what=f"table {name!r}", queue_id=queue_id, sink=sink)
 
 
 def leave_mark(connection: sa.Connection, dialect: Dialect, table: Table) -> int:
-    """Write a table's mark and note it; one that is there is noted as it is, one that is noted is left alone.
+    """Write a table's mark and record it. Record an existing mark; leave a recorded mark unchanged.
 
     :returns: the mark.
-    :raises NoMark: the table does not give it back.
+    :raises NoMark: the table does not return it.
     """
     if (record := read_record(connection, table.schema, table.name)) is not None:
         return record.mark  # another sink was there a moment before
@@ -110,14 +104,14 @@ def leave_mark(connection: sa.Connection, dialect: Dialect, table: Table) -> int
         dialect.upsert(connection, table, mark_row(table, dialect.limits, mark))
         if connection.execute(sa.select(found_mark(table))).scalar() != mark:
             raise NoMark
-    _note(connection, table.schema, table.name, TableRecord(mark, True))
+    _record(connection, table.schema, table.name, TableRecord(mark, True))
     return int(mark)
 
 
 def note_without_mark(connection: sa.Connection, table: Table) -> None:
-    """Note a table that takes no mark."""
+    """Record a table that does not accept a mark."""
     if read_record(connection, table.schema, table.name) is None:
-        _note(connection, table.schema, table.name, TableRecord(0, holds_any(connection, table)))
+        _record(connection, table.schema, table.name, TableRecord(0, holds_any(connection, table)))
 
 
 def prove(connection: sa.Connection, table: Table, record: TableRecord, *, sink: str) -> None:
@@ -131,22 +125,22 @@ def prove(connection: sa.Connection, table: Table, record: TableRecord, *, sink:
         holds = found != record.mark and holds_any(connection, table)
         check_mark(table, found, record.mark, sink=sink, holds_rows=holds)
     elif not record.holds_rows:
-        _look_for_rows(connection, table)
+        _note_found_rows(connection, table)
     elif not holds_any(connection, table):
         raise SinkLostData(f"table {str(table)!r} of {sink} is empty: it was emptied, or is another one")
 
 
 def require_table(connection: sa.Connection, table: Table, *, sink: str) -> None:
-    """Make sure that a table that was set up is there.
+    """Make sure that a table that was set up exists.
 
-    :raises SinkLostData: it is not.
+    :raises SinkLostData: it does not.
     """
     if not sa.inspect(connection).has_table(table.name, schema=table.schema):
         raise SinkLostData(f"table {str(table)!r} of {sink} is gone: it was dropped or renamed")
 
 
 def check_mark(table: Table, found: int | None, expected: int, *, sink: str, holds_rows: bool = False) -> None:
-    """Compare the mark in a table with the one that was noted.
+    """Compare the mark in a table with the recorded one.
 
     :param holds_rows: whether the table is known to hold rows, in which case they may be of an older state.
     :raises SinkLostData: it is another one, or gone.
@@ -174,45 +168,42 @@ def found_mark(table: Table) -> sa.ScalarSelect[int]:
 
 
 def note_rows(connection: sa.Connection, table: Table, *, deleted: bool) -> None:
-    """Note, in the transaction that wrote a table without a mark, that it holds rows.
+    """Record, in the transaction that wrote a table without a mark, that it holds rows.
 
-    :param deleted: whether rows were deleted: then nobody knows, until one is written or the table is proven again.
+    :param deleted: whether rows were deleted: then it is unknown until a row is written or the table is proven again.
     """
-    mine = sa.update(control_table(table.schema)).where(_of(table.schema, table.name))
+    records = records_table(table.schema)
+    mine = sa.update(records).where(records.c.table_name == table.name)
     if deleted:
-        connection.execute(mine.values(floor=0))
+        connection.execute(mine.values(holds_rows=False))
     else:
         # as a condition: batches of several drains do not wait for each other here
-        connection.execute(mine.where(control_table(table.schema).c.floor == 0).values(floor=1))
+        connection.execute(mine.where(records.c.holds_rows == sa.false()).values(holds_rows=True))
 
 
-def _look_for_rows(connection: sa.Connection, table: Table) -> None:
-    """Note that a table holds rows, if it does."""
-    mine = sa.update(control_table(table.schema)).where(_of(table.schema, table.name))
-    # written before the table is looked at: what is being deleted at this moment is gone then
-    connection.execute(mine.values(floor=1))
+def _note_found_rows(connection: sa.Connection, table: Table) -> None:
+    """Record that a table holds rows, if it does."""
+    records = records_table(table.schema)
+    mine = sa.update(records).where(records.c.table_name == table.name)
+    # written before the table is read: rows that are being deleted at this moment are gone by then
+    connection.execute(mine.values(holds_rows=True))
     if not holds_any(connection, table):
-        connection.execute(mine.values(floor=0))
+        connection.execute(mine.values(holds_rows=False))
 
 
 def holds_any(connection: sa.Connection, table: Table) -> bool:
-    """Tell whether a table holds any row."""
+    """Return whether a table holds any row."""
     described: Any = sa.table(table.name, sa.column(table.keys[0]), schema=table.schema)
     return connection.execute(sa.select(sa.literal(1)).select_from(described).limit(1)).scalar() is not None
 
 
-def _of(schema: str | None, name: str) -> sa.ColumnElement[bool]:
-    return control_table(schema).c.queue_id == TABLES + name
-
-
-def _note(connection: sa.Connection, schema: str | None, name: str, record: TableRecord) -> None:
-    values = {
-        "queue_id": TABLES + name,
-        "store_id": WHOLE_SINK,
-        "fence": record.mark,
-        "floor": int(record.holds_rows),
-    }
+def _record(connection: sa.Connection, schema: str | None, name: str, record: TableRecord) -> None:
+    table = records_table(schema)
+    values = {"mark": record.mark, "holds_rows": record.holds_rows}
+    lost = sa.update(table).where(table.c.table_name == name, table.c.mark.is_(None))
+    if connection.execute(lost.values(values)).rowcount:
+        return
     try:
-        connection.execute(sa.insert(control_table(schema)).values(values))
+        connection.execute(sa.insert(table).values(table_name=name, lost_fence=0, **values))
     except IntegrityError as error:
         raise TryAgain(f"another sink has set table {name!r} up") from error

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
 
-CONTROL_TABLE = "xq_control"
+QUEUE_TABLE, FLOOR_TABLE, RECORDS_TABLE = "xq_control", "xq_floor", "xq_table"
+CONTROL_TABLES = (RECORDS_TABLE, FLOOR_TABLE, QUEUE_TABLE)
+"""In the order in which they are created: where there is the last one, all have been there."""
 
 SET_LIMITS = """\
 SELECT set_config('lock_timeout', :lock, true),
@@ -127,20 +129,41 @@ SQLITE = Syntax(
 )
 
 
-def create_control(schema: str | None, syntax: Syntax) -> str:
-    """Return the statement that creates the control records, one a queue."""
+def create_control(schema: str | None, syntax: Syntax) -> dict[str, str]:
+    """Return the statements that create the control tables, by table."""
+    key, text = syntax.key_types["text"], syntax.types["text"]
+    columns = {
+        RECORDS_TABLE: [
+            f"table_name {key} NOT NULL PRIMARY KEY",
+            "mark bigint",
+            "holds_rows boolean NOT NULL",
+            "lost_fence bigint NOT NULL",
+        ],
+        FLOOR_TABLE: [
+            "id integer NOT NULL PRIMARY KEY",
+            "floor bigint NOT NULL",
+            f"store_id {text}",
+            "changes bigint NOT NULL",
+        ],
+        QUEUE_TABLE: [
+            f"queue_id {key} NOT NULL PRIMARY KEY",
+            f"store_id {text} NOT NULL",
+            "fence bigint NOT NULL",
+            "since_fence bigint NOT NULL",
+        ],
+    }
     prefix = f"{syntax.quoted(schema)}." if schema else ""
-    return (
-        f"CREATE TABLE IF NOT EXISTS {prefix}{CONTROL_TABLE} (\n    queue_id {syntax.key_types['text']} NOT NULL"
-        f" PRIMARY KEY,\n    store_id {syntax.types['text']} NOT NULL,\n    fence bigint NOT NULL,"
-        f"\n    floor bigint NOT NULL DEFAULT 0\n){syntax.options}"
-    )
+    return {
+        name: f"CREATE TABLE IF NOT EXISTS {prefix}{name} (\n    {body}\n){syntax.options}"
+        for name in CONTROL_TABLES
+        for body in [",\n    ".join(columns[name])]
+    }
 
 
-def lock_control(schema: str | None) -> str:
-    """Return the statement that waits, in PostgreSQL, for all transactions that have read the control table."""
+def lock_floor(schema: str | None) -> str:
+    """Return the statement that waits, in PostgreSQL, for all transactions that have read the floor."""
     prefix = f"{POSTGRESQL.quoted(schema)}." if schema else ""
-    return f"LOCK TABLE {prefix}{CONTROL_TABLE} IN EXCLUSIVE MODE"
+    return f"LOCK TABLE {prefix}{FLOOR_TABLE} IN EXCLUSIVE MODE"
 
 
 def create_table(table: Table, syntax: Syntax) -> list[str]:

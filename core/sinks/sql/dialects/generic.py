@@ -19,7 +19,7 @@ from sqlalchemy.schema import CreateTable
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
-from export_queue.core.sinks.sql.control_table import control_table
+from export_queue.core.sinks.sql.control_tables import control_tables
 from export_queue.core.sinks.sql.dialects.protocol import (
     KEPT_OUT,
     URL_OPTION,
@@ -116,9 +116,9 @@ class GenericDialect:
     def limit_ddl(self, connection: sa.Connection) -> None:
         """Nothing: each database has a way of its own."""
 
-    def create_control(self, connection: sa.Connection, schema: str | None) -> str:
-        """Return the statement that creates the control table."""
-        return _text(CreateTable(control_table(schema)), connection)
+    def create_control(self, connection: sa.Connection, schema: str | None) -> Mapping[str, str]:
+        """Return the statements that create the control tables."""
+        return {table.name: _text(CreateTable(table), connection) for table in control_tables(schema)}
 
     def create_table(self, connection: sa.Connection, table: Table) -> list[str]:
         """Return the statements that create a table and its view."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pymysql
@@ -162,8 +162,8 @@ class MySqlDialect:
         """Set a shorter limit for locks of whole tables; the next transaction sets its own."""
         connection.execute(text(mysql_statements.LIMIT_LOCKS), {"lock": DDL_LOCK_SECONDS})
 
-    def create_control(self, connection: Connection, schema: str | None) -> str:
-        """Return the statement that creates the control table."""
+    def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
+        """Return the statements that create the control tables."""
         return statements.create_control(schema, _syntax(connection))
 
     def create_table(self, connection: Connection, table: Table) -> list[str]:

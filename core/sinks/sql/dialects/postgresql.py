@@ -154,8 +154,8 @@ class PostgresDialect:
         """Set a shorter limit for locks, for this transaction."""
         connection.execute(text(statements.LIMIT_LOCKS), {"lock": f"{DDL_LOCK_SECONDS}s"})
 
-    def create_control(self, connection: Connection, schema: str | None) -> str:
-        """Return the statement that creates the control table."""
+    def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
+        """Return the statements that create the control tables."""
         return statements.create_control(schema, statements.POSTGRESQL)
 
     def create_table(self, connection: Connection, table: Table) -> list[str]:

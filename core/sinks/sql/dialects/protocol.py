@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, event
@@ -96,8 +96,8 @@ class Dialect(Protocol):
     def limit_ddl(self, connection: Connection) -> None:
         """Let a transaction that has begun wait for tables but shortly: whoever comes behind it waits, too."""
 
-    def create_control(self, connection: Connection, schema: str | None) -> str:
-        """Return the statement that creates the control table."""
+    def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
+        """Return the statements that create the control tables, by table, in order."""
 
     def create_table(self, connection: Connection, table: Table) -> list[str]:
         """Return the statements that create a table; the last one creates its view, if it has ranks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,8 @@ class SqliteDialect:
     def limit_ddl(self, connection: Connection) -> None:
         """Nothing: the transaction has the file by now."""
 
-    def create_control(self, connection: Connection, schema: str | None) -> str:
-        """Return the statement that creates the control table."""
+    def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
+        """Return the statements that create the control tables."""
         return statements.create_control(schema, statements.SQLITE)
 
     def create_table(self, connection: Connection, table: Table) -> list[str]:

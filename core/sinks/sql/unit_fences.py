@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, Unicode,
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.schema import CreateTable
 
-from export_queue.core.sinks.claims import Claim, needs_higher_fence, overtaken_error
+from export_queue.core.sinks.guards import Claim, needs_higher_fence, overtaken_error
 from export_queue.core.sinks.sql import tables
 from export_queue.core.sinks.sql.dialects import KEPT_OUT, Dialect, Poison, TryAgain
 from export_queue.core.sinks.sql.marks import note_rows

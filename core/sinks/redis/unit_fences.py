@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.sinks.claims import Claim, needs_higher_fence, overtaken_error
+from export_queue.core.sinks.guards import Claim, needs_higher_fence, overtaken_error
 from export_queue.core.sinks.redis.connection import Ask
 from export_queue.core.sinks.redis.errors import Collision, until_undisturbed
 from export_queue.core.sinks.redis.layout import CONTROL

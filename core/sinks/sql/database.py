@@ -1,0 +1,106 @@
+"""The database of a SQL sink: transactions, which are retried, and whose errors are explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
+
+from export_queue.core.errors import SinkRefused, SinkUnavailable
+from export_queue.core.retry import Retry
+from export_queue.core.sinks.sql.dialects import Clash, Dialect, Poison, TryAgain
+
+RETRY = Retry(attempts=5, first_pause=0.02, longest_pause=0.2)
+"""For a transaction that gave way to another one."""
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+class Database:
+    """A database that holds tables of records; it connects at its first use."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.engine = dialect.engine()
+        self.retry = RETRY
+
+    def ask(
+        self,
+        work: Callable[Concatenate[Connection, _Arguments], _Result],
+        *args: _Arguments.args,
+        **options: _Arguments.kwargs,
+    ) -> _Result:
+        """Run a function in a transaction that writes no records."""
+        try:
+            return self.run(work, *args, **options)
+        except Poison as error:
+            raise SinkRefused(f"{self}: {error}") from error
+
+    def run(
+        self,
+        work: Callable[Concatenate[Connection, _Arguments], _Result],
+        *args: _Arguments.args,
+        **options: _Arguments.kwargs,
+    ) -> _Result:
+        """Run a function in a transaction. Retry when it gives way to another transaction.
+
+        :param work: gets the connection, and the other arguments.
+        :raises Poison: the database refuses one of its rows, however often it is tried.
+        :raises SinkUnavailable: all retries failed.
+        """
+
+        def attempt() -> _Result:
+            with self.transaction() as connection:
+                return work(connection, *args, **options)
+
+        try:
+            return self.retry.call(attempt, worth_repeating=lambda error: isinstance(error, TryAgain))
+        except Clash as error:
+            raise Poison(str(error)) from error
+        except TryAgain as error:
+            raise SinkUnavailable(f"{self}: {self.retry.attempts} tries failed, the last: {error}") from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Run a transaction once. Errors of the driver are raised as the sink's own, as Poison or as TryAgain."""
+        try:
+            with self.engine.connect() as connection, connection.begin():
+                try:
+                    self.dialect.begin(connection)
+                    yield connection
+                except (DBAPIError, self.dialect.driver_error) as error:
+                    explained = self._explain(error)
+                    if not isinstance(explained, Poison | TryAgain):
+                        connection.invalidate()  # before the rollback, which would fail, too, and say less
+                    raise explained from error
+        except (SQLAlchemyError, self.dialect.driver_error) as error:
+            raise self._explain(error) from error
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+    def _explain(self, error: Exception) -> Exception:
+        original = error.orig if isinstance(error, DBAPIError) else error
+        if isinstance(error, StatementError) and isinstance(error.orig, Exception) and original is error:
+            return error.orig  # not the database's error: a signal handler's, which SQLAlchemy has wrapped
+        if not isinstance(original, self.dialect.driver_error):
+            return SinkUnavailable(f"{self}: {original}")
+        return self.dialect.explain(original)
+
+    def __str__(self) -> str:
+        return self.dialect.server
+
+
+def execute(connection: Connection, commands: Iterable[str]) -> None:
+    """Execute statements without parameters."""
+    for command in commands:
+        connection.exec_driver_sql(command.replace("%", "%%"))
+
+
+def gave_way(error: BaseException | None) -> bool:
+    """Return whether a transaction gave way to others, so that it may succeed later."""
+    return isinstance(error, TryAgain) and not isinstance(error, Clash)
