@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from unittest import mock
 
 import orjson
 import pytest
@@ -12,15 +13,16 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.sinks import MAX_SEQ, Operations, naming
+from export_queue.core.sinks import MAX_SEQ, Operations, json_texts, naming
 from export_queue.core.sinks.elasticsearch import indices
 from export_queue.core.sinks.json_texts import numbers_in, texts_of
 from export_queue.core.sinks.redis import layout
+from export_queue.core.sinks.redis.fields import fields_of
 from export_queue.core.sinks.redis.packing import word_of
 from export_queue.core.sinks.redis.targets import TARGETS
 from export_queue.core.sinks.sql import statements, tables
 from export_queue.core.sinks.sql.rows import Limits, rows_of
-from export_queue.core.sinks.sql.tables import Column, Contents, Table, Unfit
+from export_queue.core.sinks.sql.tables import Column, Contents, Key, Table, Unfit
 from export_queue.core.sinks.sql.values import as_literal, as_native, as_text
 
 LIMITS = Limits(id_bytes=20, convert=as_text)
@@ -325,7 +327,8 @@ def test_documents_survive_as_json_text():
 
 # Numbers
 
-scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=9) | st.floats(allow_nan=False)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=9) | finite
 objects = st.recursive(scalars, lambda some: st.lists(some, max_size=3) | st.dictionaries(st.text(), some, max_size=3))
 
 
@@ -333,13 +336,22 @@ objects = st.recursive(scalars, lambda some: st.lists(some, max_size=3) | st.dic
 @example({'a"\\': '\\"', "]": ["}", {"[": "\\"}]}, None, True)
 def test_the_texts_of_an_object_are_the_very_ones(fields, indent, ascii_only):
     text = json.dumps(fields, indent=indent, ensure_ascii=ascii_only)
-    assert {name: json.loads(found) for name, found in texts_of(text).items()} == fields
+    assert {name: json.loads(found) for name, found in texts_of(text.encode()).items()} == fields
 
 
-def test_the_texts_of_an_object_keep_every_digit_at_any_depth():
-    deep = "[" * 1000 + "1.10" + "]" * 1000
-    assert texts_of(f'{{"a": 0.1e+5 ,"b":{deep}, "a":-1}}') == {"a": "-1", "b": deep}
+def test_the_texts_of_an_object_keep_every_digit():
+    deep = "[" * 300 + "1.10" + "]" * 300
+    assert texts_of(f'{{"a": 0.1e+5 ,"b":{deep}, "a":-1}}'.encode()) == {"a": "-1", "b": deep}
     assert list(numbers_in('{"1":[-1.50e-3,"2",true,{"x\\"3":4}]}')) == ["-1.50e-3", "4"]
+
+
+def test_an_object_that_is_nested_too_deeply_is_refused(monkeypatch):
+    document = b'{"a":' + b"[" * 1000 + b"1.10" + b"]" * 1000 + b"}"  # where Python stops depends on its version
+    monkeypatch.setattr(json_texts, "_DECODER", mock.Mock(decode=mock.Mock(side_effect=RecursionError)))
+    with pytest.raises(ValueError, match="nested too deeply"):
+        fields_of(document)
+    (reason,) = rows_of(operations((b"a", 3, document)), Contents.of(["a"], "text", Key.of("id")), LIMITS)[1].values()
+    assert "nested too deeply" in reason
 
 
 @pytest.mark.parametrize("number", ["12345678901234567.89", "18446744073709551616", "-9223372036854775809"])

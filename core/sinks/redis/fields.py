@@ -12,12 +12,12 @@ _KINDS = {list: "array", str: "text", int: "number", float: "number", bool: "tru
 
 
 def fields_of(document: bytes) -> list[bytes]:
-    """Return names and values of a document's fields, in turn.
+    """Return the names and values of a document's fields, alternately.
 
-    Texts are taken as they are, all else as the JSON text that stands in the document: no digit is lost. A null is
-    no field.
+    A string is written as its text, any other value as its JSON in the document, so that no digit is lost. A null
+    field is left out.
 
-    :raises ValueError: the document is not a JSON object with a field; the text says what it is.
+    :raises ValueError: the document is not a JSON object with a field, or is nested too deeply.
     """
     try:
         found = orjson.loads(document)
@@ -26,7 +26,7 @@ def fields_of(document: bytes) -> list[bytes]:
     if not isinstance(found, dict):
         raise ValueError(f"the document is a JSON {_KINDS[type(found)]}, expected an object")
     # an integer that is larger than 64 bits comes as a float
-    texts = texts_of(document.decode()) if any(type(v) in (float, list, dict) for v in found.values()) else {}
+    texts = texts_of(document) if any(type(v) in (float, list, dict) for v in found.values()) else {}
     fields: list[bytes] = []
     for name, value in found.items():
         if value is not None:

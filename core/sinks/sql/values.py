@@ -28,14 +28,17 @@ def fields_of(document: bytes, columns: tuple[Column, ...]) -> tuple[Mapping[str
     """Read a document.
 
     :returns: its fields, and the texts of those that parsing may have rounded.
-    :raises Unfit: it is no JSON object.
+    :raises Unfit: it is no JSON object, or is nested too deeply.
     """
     fields = parsed(document)
     if not isinstance(fields, dict):
         raise Unfit(f"the document is no JSON object but {type(fields).__name__}: its fields cannot be columns")
     # an integer of more than 64 bits comes as a float
     rounded = any(type(fields.get(column.name)) in (float, list, dict) for column in columns)
-    return fields, texts_of(document.decode()) if rounded else {}
+    try:
+        return fields, texts_of(document) if rounded else {}
+    except ValueError as error:
+        raise Unfit(str(error)) from None
 
 
 def parsed(document: bytes) -> object:
