@@ -3,7 +3,7 @@
 from export_queue.core.drivers.elasticsearch_client import basic_auth, client_arguments
 from export_queue.core.drivers.mysql_tls import TlsDemand, tls_demand
 from export_queue.core.drivers.options import Driver, check_files, flag, text
-from export_queue.core.drivers.redis_target import redis_target, redis_tls
+from export_queue.core.drivers.redis_target import check_redis_tls, redis_target, redis_tls
 from export_queue.core.drivers.tables import (
     ELASTICSEARCH,
     ELASTICSEARCH_CONNECTION,
@@ -41,6 +41,7 @@ __all__ = [
     "basic_auth",
     "check_files",
     "check_postgresql_files",
+    "check_redis_tls",
     "check_sql_url",
     "client_arguments",
     "driver_arguments",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ssl import TLSVersion
+from ssl import TLSVersion, create_default_context
 from typing import Any
 
+from export_queue.core.drivers.options import check_files
 from export_queue.core.drivers.tables import REDIS_CONNECTION, REDIS_TLS
 from export_queue.core.errors import ExportQueueError, InvalidArgument
 
-_CA = ("ssl_ca_certs", "ssl_ca_data", "ssl_ca_path")
+_CA = ("ssl_ca_certs", "ssl_ca_path", "ssl_ca_data")
+"""In the order of ``SSLContext.load_verify_locations``."""
 
 
 def redis_target(
@@ -43,7 +45,7 @@ def redis_tls(
 ) -> dict[str, Any]:
     """Read options of TLS as redis-py takes them.
 
-    :param ssl: whether the connection is one with TLS.
+    :param ssl: whether the connection uses TLS.
     :raises ExportQueueError: one is unknown or has a wrong value, or would not be kept.
     """
     options = REDIS_TLS.read(given, where=where, error=error)
@@ -63,3 +65,22 @@ def redis_tls(
     if "ssl_min_version" in options:
         options["ssl_min_version"] = TLSVersion[options["ssl_min_version"].replace(".", "_")]
     return options
+
+
+def check_redis_tls(options: Mapping[str, Any], *, where: str, error: type[ExportQueueError] = InvalidArgument) -> None:
+    """Make sure that files and ciphers can be used; redis-py would fail at each connection only.
+
+    :param options: as :func:`redis_tls` returns them.
+    :raises ExportQueueError: a file cannot be read, or OpenSSL does not take one of them or the ciphers.
+    """
+    check_files(options, "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", where=where, error=error)
+    context = create_default_context()
+    try:
+        if any(name in options for name in _CA):
+            context.load_verify_locations(*map(options.get, _CA))
+        if "ssl_certfile" in options:
+            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+        if "ssl_ciphers" in options:
+            context.set_ciphers(options["ssl_ciphers"])
+    except (OSError, ValueError) as problem:  # the first is ssl.SSLError, too
+        raise error(f"{where}: the files or ciphers of TLS: {problem}") from None

@@ -152,11 +152,18 @@ def test_the_number_of_shards_is_fixed_by_the_first_sink(make):
         {"port": "6379"},
         {"ssl": True, "ssl_options": {"ssl_cert": "x"}},
         {"ssl": True, "ssl_options": {"ssl_cert_reqs": "perhaps"}},
+        {"ssl": True, "ssl_options": {"ssl_ciphers": "none-such"}},
+        {"ssl": True, "ssl_options": {"ssl_ca_data": "no certificate"}},
     ],
 )
 def test_options_are_checked_before_anything_is_connected(options):
     with pytest.raises(SinkConfigurationError):
         RedisSink("nowhere.invalid", **options)
+
+
+def test_messages_name_a_database_that_is_not_the_first_one():
+    assert str(RedisSink("nowhere.invalid", db=5)) == "Redis at nowhere.invalid:6379, database 5"
+    assert str(RedisSink("nowhere.invalid")) == "Redis at nowhere.invalid:6379"
 
 
 # One operation that fails must not take others with it

@@ -23,7 +23,7 @@ Ask = Callable[..., list[Reply]]
 class Connection:
     """A connection that is opened at its first use, and again at the first use after an error.
 
-    :param server: ``host:port``, for messages.
+    :param server: ``host:port``, and the database if it is not 0, for messages.
     :param options: arguments of the client's connections.
     :param username: the user; None for the default one.
     :param password: the password, or a function that finds it, called at each new connection.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from export_queue.core.drivers import check_files, redis_tls
+from export_queue.core.drivers import check_redis_tls, redis_tls
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import ControlRecord, check_owner
@@ -85,9 +85,8 @@ class RedisSink:
                 raise SinkConfigurationError(f"{name}: expected a number, found {number!r}")
         if shards is not None and not (isinstance(shards, int) and 1 <= shards <= 1 << 20):
             raise SinkConfigurationError(f"shards: expected 1 to {1 << 20}, found {shards!r}")
-        tls = redis_tls(ssl_options or {}, ssl=ssl, where="ssl_options", error=SinkConfigurationError)
-        files = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
-        check_files(tls, *files, where="ssl_options", error=SinkConfigurationError)
+        tls = redis_tls(ssl_options or {}, ssl=bool(ssl), where="ssl_options", error=SinkConfigurationError)
+        check_redis_tls(tls, where="ssl_options", error=SinkConfigurationError)
         if not isinstance(ssl, bool):
             raise SinkConfigurationError(f"ssl: expected true or false, found {ssl!r}")
         if not host or any(sign in host for sign in "/@,?# ") or host.count(":") == 1:  # it may hold a password
@@ -106,7 +105,7 @@ class RedisSink:
 
         def connect(host: str, port: int) -> Connection:
             return Connection(
-                server=f"{host}:{port}",
+                server=f"{host}:{port}, database {db}" if db else f"{host}:{port}",
                 options={
                     "host": host,
                     "port": port,
