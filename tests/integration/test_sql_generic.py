@@ -152,7 +152,7 @@ def test_a_row_that_breaks_a_rule_for_good_is_isolated(url, make, monkeypatch):
         "CHECK (document <> 'poison'))",
     )
     sink = admit(make(url))
-    monkeypatch.setattr(sink, "_retry", replace(RETRY, sleep=lambda _: None))
+    monkeypatch.setattr(sink._database, "retry", replace(RETRY, sleep=lambda _: None))
     ids = [b"%03d" % n for n in range(50)]
     documents = [b"poison" if n in (0, 27, 49) else b"fine" for n in range(50)]
     result = sink.apply(Operations(["orders"] * 50, ids, documents, [5] * 50, range(50)))

@@ -51,7 +51,7 @@ def test_a_row_that_a_trigger_keeps_out_is_rejected_and_not_stale(url, make, mon
     sink = admit(make(url))
     sink.apply(puts(b"bad old", b"old", seq=1))
     keep_out(url, "INSERT", "UPDATE")
-    monkeypatch.setattr(sink, "_retry", Retry(attempts=2, first_pause=0.001))
+    monkeypatch.setattr(sink._database, "retry", Retry(attempts=2, first_pause=0.001))
     result = sink.apply(puts(b"bad new", b"bad old", b"new", b"old", b"older", seq=5))
     assert (result.written, result.stale, [one.position for one in result.rejected]) == (3, 0, [0, 1])
     assert "trigger" in result.rejected[0].reason

@@ -344,7 +344,7 @@ def test_a_row_that_a_trigger_refuses_or_no_partition_takes_is_isolated(mariadb_
 
 def test_names_of_tables_fold_as_the_server_folds_them(mariadb_url, make):
     sink = admit(make(mariadb_url))
-    assert sink._folds_names() is False
+    assert sink._database.ask(sink._database.dialect.folds_names) is False
     sink.apply(puts(b"1", collection="Orders"))
     assert execute(mariadb_url, "SELECT document FROM `Orders` WHERE id = '1'") == [("x",)]
     with MariaDbServer({"lower-case-table-names": "1"}) as server:
