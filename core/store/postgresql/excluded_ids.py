@@ -1,4 +1,9 @@
-"""The ids that snapshots of a server exclude for long, as a process knows them; no I/O."""
+"""The ids that snapshots of a server exclude for long, as a process knows them; no I/O.
+
+A snapshot reads only the changes of the ids since the last one. If it read all ids (medians of pairs), a transaction
+that reads one cell would take 1.13 times as long with 100 excluded ids, 2.2 times with 1 000 and 38 times with 10 000,
+and one that reads and writes 1.5 times with 1 000; without excluded ids there is no difference.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +44,10 @@ class ServerMoment:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedIds:
-    """The ids as of one snapshot.
-
-    An id may be there twice, as one of a long transaction and an invalid one.
-    """
+    """The ids as of one snapshot. An id may occur twice: as that of a long transaction, and as an invalid one."""
 
     origin: str
-    """The life of the server that gave the snapshot; its numbers say nothing to another one."""
+    """The life of the server that gave the snapshot: its numbers mean nothing to another one."""
     table: bytes | None = None
     """The number that the server has given to a table of the store: after a restore it is another one."""
     moment: ServerMoment | None = None
@@ -63,10 +65,10 @@ class ExcludedIds:
     def at(
         self, moment: ServerMoment, table: bytes, listed: Iterable[int] | None, changes: Iterable[int]
     ) -> ExcludedIds | None:
-        """Return the ids as of another snapshot; None if the changes do not fit to the ids.
+        """Return the ids as of another snapshot; None if the changes do not fit the ids.
 
-        :param listed: all of them, if these could not be asked for changes.
-        :param changes: ids that have come since, and those that have gone, less than zero.
+        :param listed: all ids, where the server could not give the changes.
+        :param changes: ids that have been added since; those that were removed are negative.
         """
         ids = tuple(sorted(listed)) if listed is not None else _changed(self.ids, changes)
         return None if ids is None else ExcludedIds(self.origin, table, moment, ids)

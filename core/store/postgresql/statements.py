@@ -13,10 +13,14 @@ from export_queue.core.postgresql_connection import Prepared
 from export_queue.core.store.seams import Span, VersionKey
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot
 
-_VISIBLE = "(version = any(%b) or (version <= %b and version <> all(%b)))"
-_UP_TO = "version <= %b"  # of a snapshot that is a prefix
-_BY_SERVER = "xid < %b and xid <> all(%b)"  # of a snapshot of the server's without excluded ids
-_IN_SERVERS = f"{_BY_SERVER} and version <> all(%b)"
+UP_TO = "version <= %b"
+"""What a snapshot sees, if it is a prefix or its excluded ids do not matter; the predicates take :func:`seen_by`'s
+arguments."""
+BY_IDS = "(version = any(%b) or (version <= %b and version <> all(%b)))"
+BY_SERVER = "xid < %b and xid <> all(%b)"
+"""The same for a snapshot of the server's."""
+BY_SERVER_AND_IDS = f"{BY_SERVER} and version <> all(%b)"
+PREDICATES = (UP_TO, BY_IDS, BY_SERVER, BY_SERVER_AND_IDS)
 _WRITES = ", ".join(["%b"] * 9)
 _CELLS = "%b, %b, %b"
 
@@ -42,7 +46,7 @@ LOCK_AT_ONCE = """
     select {s}.xq_lock_at_once_v1(%s::bigint, %s::int, %s::int, %s::int[], %s::int[], %s::text[], %s, %s::int, %s,
       %s::text[], %s::bigint)
 """
-RELEASE_LOCKS = "select {s}.xq_release_v1(%s::bigint[], %s::int[], %s::bigint[])"
+RELEASE_LOCKS = "select {s}.xq_release_locks_v1(%s::bigint[], %s::int[], %s::bigint[])"
 START = """
     select id, excluded, deadline_ms, found_version, found_value
     from {s}.xq_start_v1(%s, %s, %b, %b, %b, %s, %b, %b, %b)
@@ -72,7 +76,7 @@ SNAPSHOT = (
 the first cell. The arguments are those of the snapshot as of which the ids are known, then the cell. It gives all ids
 if they are not known, or those of another table, which a restore has made; else those that have come and gone since."""
 FORGET_CHANGES = "select {s}.xq_forget_changes_v1(%b)"
-SERVER = "select stored, cluster, life from {s}.xq_server_v1()"
+SERVER = "select stored, cluster, life from {s}.xq_server_life_v1()"
 ADOPT = (
     "update {s}.xq_cell set xid = 0 where xid <> 0",
     "update {s}.xq_conflict_key set xid = 0 where xid <> 0",
@@ -80,7 +84,7 @@ ADOPT = (
     "delete from {s}.xq_server_life",
     "delete from {s}.xq_change",
     "update {s}.xq_store set changes_from = pg_catalog.pg_current_xact_id()::text::bigint + 1",
-    "update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_v1() v)",
+    "update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_life_v1() v)",
 )
 """Every row that is there was there before all SQL transactions of this cluster."""
 MAKE_DURABLE = "update {s}.xq_active set client = client where owner = %b"
@@ -109,7 +113,7 @@ WAIT_BRIEFLY = f"select pg_catalog.set_config('lock_timeout', '{MOMENT_MS}', tru
 HOLD_READERS = "select {s}.xq_hold_readers_v1(%b)"
 TRY_READERS = "select {s}.xq_try_readers_v1(%b)"
 LAST_ID = "select coalesce(pg_catalog.pg_sequence_last_value('{s}.xq_id'), 0)"
-END_LONG = "select {s}.xq_forget_active_v1(%b)"
+END_LONG = "select {s}.xq_end_registration_v1(%b)"
 HOLD_LONG = "select {s}.xq_hold_long_v1(%b, %b, %b)"
 LOCK_KEYS = "select {s}.xq_lock_keys_v1(%b)"
 EXPIRE = "select ended, failed from {s}.xq_expire_v1()"
@@ -127,26 +131,6 @@ VACUUM_ENTRIES = "vacuum (skip_locked, index_cleanup on) {s}.xq_entry"
 ABORT = "select {s}.xq_abort_v1(%s, %b, %b, %s)"
 REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"
 OUTCOME = "select status, id from {s}.xq_outcome where request = %b"
-_READ_CELL = """
-    select s.horizon, c.version, c.value
-    from {s}.xq_store s left join (
-        select version, value from {s}.xq_cell
-        where table_number = %b and row_key = %b and column_key = %b and ?
-        order by version desc limit 1) c on true
-"""
-READ_CELL, READ_CELL_UP_TO = _READ_CELL.replace("?", _VISIBLE), _READ_CELL.replace("?", _UP_TO)
-READ_CELL_IN_SERVERS, READ_CELL_BY_SERVER = _READ_CELL.replace("?", _IN_SERVERS), _READ_CELL.replace("?", _BY_SERVER)
-_READ_CELLS = """
-    select (select horizon from {s}.xq_store), w.place, c.version, c.value
-    from unnest(%b, %b) with ordinality as w(r, k, place)
-    left join lateral (
-        select version, value from {s}.xq_cell
-        where table_number = %b and row_key = w.r and column_key = w.k and ?
-        order by version desc limit 1) c on true
-"""
-READ_CELLS, READ_CELLS_UP_TO = _READ_CELLS.replace("?", _VISIBLE), _READ_CELLS.replace("?", _UP_TO)
-READ_CELLS_IN_SERVERS = _READ_CELLS.replace("?", _IN_SERVERS)
-READ_CELLS_BY_SERVER = _READ_CELLS.replace("?", _BY_SERVER)
 HORIZON = "select horizon from {s}.xq_store"
 _SPAN = "table_number = %b and (row_key, column_key, version) > (%b, %b, %b) and {span} and {seen}"
 _SCAN = f"""
@@ -184,10 +168,56 @@ def prepared(name: str, statement: str) -> Prepared:
     return Prepared(f"{name}_{xxhash.xxh64_hexdigest(text)}".encode(), text)
 
 
-def scan(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool, newest: bool) -> bytes:
+def read_cell(predicate: str) -> str:
+    """Return the statement that reads the horizon and the newest version of one cell that a predicate admits.
+
+    It takes table number, row and column, then the predicate's arguments.
+    """
+    return f"""
+        select s.horizon, c.version, c.value
+        from {{s}}.xq_store s left join (
+            select version, value from {{s}}.xq_cell
+            where table_number = %b and row_key = %b and column_key = %b and {predicate}
+            order by version desc limit 1) c on true
+    """
+
+
+def read_cells(predicate: str) -> str:
+    """Return the same statement for many cells of one table, which come with their positions, counted from 1.
+
+    It takes arrays of rows and of columns, and the table number, then the predicate's arguments.
+    """
+    return f"""
+        select (select horizon from {{s}}.xq_store), w.place, c.version, c.value
+        from unnest(%b, %b) with ordinality as w(r, k, place)
+        left join lateral (
+            select version, value from {{s}}.xq_cell
+            where table_number = %b and row_key = w.r and column_key = w.k and {predicate}
+            order by version desc limit 1) c on true
+    """
+
+
+def seen_by(snapshot: AnySnapshot, *, exactly: bool) -> tuple[str, tuple[int | BigintArray, ...]]:
+    """Return the predicate of what a snapshot sees, and its arguments.
+
+    :param exactly: whether it leaves out the excluded ids. There may be thousands: where few versions are read, it is
+        quicker to read without them first.
+    """
+    if isinstance(snapshot, ServerSnapshot):
+        ended = (snapshot.xmax, BigintArray.of(snapshot.xip))
+        return (BY_SERVER_AND_IDS, (*ended, BigintArray.of(snapshot.excluded))) if exactly else (BY_SERVER, ended)
+    if exactly or snapshot.write_pointers:
+        own, excluded = BigintArray.of(snapshot.write_pointers), BigintArray.of(snapshot.excluded)
+        return BY_IDS, (own, snapshot.read_pointer, excluded)
+    return UP_TO, (snapshot.read_pointer,)
+
+
+def scan(schema: str, span: Span, seen: str, *, expires: bool, newest: bool) -> bytes:
     """Write the statement that reads the first versions of a span, or only the newest one of each cell.
 
-    It takes the arguments of :func:`of_span`, those of :func:`of_snapshot`, and how many versions.
+    It takes the arguments of :func:`of_span`, those of the predicate, and how many versions.
+
+    :param seen: the predicate of :func:`seen_by`.
     """
     conditions = ["true"]
     if span.end_row is not None:
@@ -195,10 +225,6 @@ def scan(schema: str, span: Span, snapshot: AnySnapshot, *, expires: bool, newes
     if span.columns:
         conditions.append("column_key = any(%b)")
     value = "case when version > %b then value end" if expires else "value"
-    if isinstance(snapshot, ServerSnapshot):
-        seen = _IN_SERVERS
-    else:
-        seen = _UP_TO if snapshot.is_prefix else _VISIBLE
     statement = _SCAN_NEWEST if newest else _SCAN
     return statement.format(s=schema, value=value, span=" and ".join(conditions), seen=seen).encode()
 
@@ -215,15 +241,6 @@ SEND_HINTS = """
 where there is none; what is written needs no flush."""
 LISTEN_LOCK = "select pg_catalog.pg_advisory_lock_shared(%s, %s)"
 """Shows that somebody listens, until the session ends."""
-
-
-def of_snapshot(snapshot: AnySnapshot) -> tuple[Any, ...]:
-    """Return the arguments that a snapshot adds to the statement which reads cells, or a span."""
-    if isinstance(snapshot, ServerSnapshot):
-        return snapshot.xmax, BigintArray.of(snapshot.xip), BigintArray.of(snapshot.excluded)
-    if snapshot.is_prefix:
-        return (snapshot.read_pointer,)
-    return BigintArray.of(snapshot.write_pointers), snapshot.read_pointer, BigintArray.of(snapshot.excluded)
 
 
 def of_span(table: int, span: Span, after: VersionKey, *, expired: int | None) -> list[Any]:

@@ -64,14 +64,8 @@ class PostgresSteps(TransactionSteps):
         self._lives = lives
         self._excluded = ExcludedIds("")
         """The ids that the last snapshot excluded for long."""
-        self._read_cell = self._prepared("xq_read", sql.READ_CELL)
-        self._read_cell_up_to = self._prepared("xq_read_up_to", sql.READ_CELL_UP_TO)
-        self._read_cell_by_server = self._prepared("xq_read_by_server", sql.READ_CELL_BY_SERVER)
-        self._read_cell_in_servers = self._prepared("xq_read_in_servers", sql.READ_CELL_IN_SERVERS)
-        self._read_cells = self._sql(sql.READ_CELLS)
-        self._read_cells_up_to = self._sql(sql.READ_CELLS_UP_TO)
-        self._read_cells_by_server = self._sql(sql.READ_CELLS_BY_SERVER)
-        self._read_cells_in_servers = self._sql(sql.READ_CELLS_IN_SERVERS)
+        self._read_cell = {seen: self._prepared("xq_read", sql.read_cell(seen)) for seen in sql.PREDICATES}
+        self._read_cells = {seen: self._sql(sql.read_cells(seen)) for seen in sql.PREDICATES}
         self._snapshot = self._prepared("xq_snapshot", sql.SNAPSHOT)
         self._start = self._sql(sql.START)
         self._start_load = self._sql(sql.START_LOAD)
@@ -199,72 +193,51 @@ class PostgresSteps(TransactionSteps):
         cell = (BIGINT.pack(table), row, column)
         if isinstance(snapshot, ServerSnapshot):
             snapshot.require_origin(self._lives.of(connection))
-            seen = (BIGINT.pack(snapshot.xmax), BigintArray.of(snapshot.xip).sent)
-            answer = calls.ask(connection, self._read_cell_by_server, cell + seen)
-        elif not snapshot.write_pointers:
-            answer = calls.ask(connection, self._read_cell_up_to, (*cell, BIGINT.pack(snapshot.read_pointer)))
-        else:
-            answer = self._read_exactly(connection, snapshot, cell)
+        answer = self._ask_cell(connection, snapshot, cell, exactly=False)
         version = answer.get_value(0, 1)
         # The excluded ids are sent only where they matter: there may be thousands.
         if version is not None and snapshot.excludes(_number(version)):
-            answer = self._read_exactly(connection, snapshot, cell)
+            answer = self._ask_cell(connection, snapshot, cell, exactly=True)
         snapshot.require_above(_number(answer.get_value(0, 0)))
         return _version(answer.get_value(0, 1), answer.get_value(0, 2))
 
-    def _read_exactly(self, connection: Handle, snapshot: AnySnapshot, cell: tuple[bytes, bytes, bytes]) -> PGresult:
-        excluded = BigintArray.of(snapshot.excluded).sent
-        if isinstance(snapshot, ServerSnapshot):
-            seen = (BIGINT.pack(snapshot.xmax), BigintArray.of(snapshot.xip).sent, excluded)
-            return calls.ask(connection, self._read_cell_in_servers, cell + seen)
-        seen = (BigintArray.of(snapshot.write_pointers).sent, BIGINT.pack(snapshot.read_pointer), excluded)
-        return calls.ask(connection, self._read_cell, cell + seen)
+    def _ask_cell(
+        self, connection: Handle, snapshot: AnySnapshot, cell: tuple[bytes, bytes, bytes], *, exactly: bool
+    ) -> PGresult:
+        seen, arguments = sql.seen_by(snapshot, exactly=exactly)
+        sent = [BIGINT.pack(told) if isinstance(told, int) else told.sent for told in arguments]
+        return calls.ask(connection, self._read_cell[seen], (*cell, *sent))
 
     def read_cells(
         self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
     ) -> list[Version]:
         if isinstance(snapshot, ServerSnapshot):
             snapshot.require_origin(self._lives.of(connection))
-            seen: tuple[Any, ...] = (snapshot.xmax, BigintArray.of(snapshot.xip))
-            statement = self._read_cells_by_server
-        elif snapshot.write_pointers:
-            statement, seen = self._read_cells, sql.of_snapshot(snapshot)
-        else:
-            statement, seen = self._read_cells_up_to, (snapshot.read_pointer,)
-        found = self._read_versions(connection, statement, snapshot, table, cells, seen)
+        found = self._ask_cells(connection, snapshot, table, cells, exactly=False)
         if snapshot.excluded:  # not sent, as by read_cell
             hidden = [
                 place for place, (version, _) in enumerate(found) if version is not None and snapshot.excludes(version)
             ]
             if hidden:
-                exactly = self._read_cells_exactly(connection, snapshot, table, [cells[place] for place in hidden])
-                for place, one in zip(hidden, exactly, strict=True):
+                exact = self._ask_cells(connection, snapshot, table, [cells[place] for place in hidden], exactly=True)
+                for place, one in zip(hidden, exact, strict=True):
                     found[place] = one
         return found
 
-    def _read_cells_exactly(
-        self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
-    ) -> list[Version]:
-        excluded = BigintArray.of(snapshot.excluded)
-        if isinstance(snapshot, ServerSnapshot):
-            seen: tuple[Any, ...] = (snapshot.xmax, BigintArray.of(snapshot.xip), excluded)
-            return self._read_versions(connection, self._read_cells_in_servers, snapshot, table, cells, seen)
-        seen = (BigintArray.of(snapshot.write_pointers), snapshot.read_pointer, excluded)
-        return self._read_versions(connection, self._read_cells, snapshot, table, cells, seen)
-
-    def _read_versions(
+    def _ask_cells(
         self,
         connection: Handle,
-        statement: bytes,
         snapshot: AnySnapshot,
         table: int,
         cells: Sequence[tuple[bytes, bytes]],
-        seen: tuple[Any, ...],
+        *,
+        exactly: bool,
     ) -> list[Version]:
+        seen, arguments = sql.seen_by(snapshot, exactly=exactly)
         rows, columns = zip(*cells, strict=True)
-        arguments = (ByteaArray.of(rows), ByteaArray.of(columns), table, *seen)
         found: list[Version] = [NO_VERSION] * len(cells)
-        answer = calls.rows(connection, statement, arguments)
+        asked = (ByteaArray.of(rows), ByteaArray.of(columns), table, *arguments)
+        answer = calls.rows(connection, self._read_cells[seen], asked)
         snapshot.require_above(answer[0][0])
         for _, place, version, value in answer:
             found[place - 1] = (version, value)
@@ -284,8 +257,10 @@ class PostgresSteps(TransactionSteps):
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         if isinstance(snapshot, ServerSnapshot):
             snapshot.require_origin(self._lives.of(connection))
-        statement = sql.scan(sql.quoted(self._schema), span, snapshot, expires=expired is not None, newest=newest)
-        arguments = (*sql.of_span(table, span, after, expired=expired), *sql.of_snapshot(snapshot), limit)
+        exactly = isinstance(snapshot, ServerSnapshot) or not snapshot.is_prefix
+        seen, told = sql.seen_by(snapshot, exactly=exactly)
+        statement = sql.scan(sql.quoted(self._schema), span, seen, expires=expired is not None, newest=newest)
+        arguments = (*sql.of_span(table, span, after, expired=expired), *told, limit)
         found = calls.rows(connection, statement, arguments)
         snapshot.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
         return found

@@ -151,7 +151,7 @@ end $body$;
 
 -- Proves at the commit that an id is registered by a lock of this SQL transaction, the user's; returns the fault, null
 -- if there is none.
-create or replace function {s}.xq_prove_v1(tx bigint) returns text
+create or replace function {s}.xq_registration_fault_v1(tx bigint) returns text
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if not exists (select 1 from {s}.xq_locked_id v where v.pid = pg_backend_pid() and v.id = tx) then

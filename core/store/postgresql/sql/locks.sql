@@ -47,7 +47,7 @@ begin
 end $body$;
 
 -- Gives locks back, by fence and first bucket; tells whether anybody waits for locks of one of the queues.
-create or replace function {s}.xq_release_v1(fences bigint[], firsts int[], queues bigint[]) returns boolean
+create or replace function {s}.xq_release_locks_v1(fences bigint[], firsts int[], queues bigint[]) returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   perform 1 from unnest(fences, firsts) as w(fence, low)

@@ -5,7 +5,7 @@
 create unlogged table if not exists {s}.xq_server_life (one integer primary key, token text not null);
 
 -- cluster: null where the owner of this function may not read it. Every role may ask.
-create or replace function {s}.xq_server_v1(out stored text, out cluster text, out life text)
+create or replace function {s}.xq_server_life_v1(out stored text, out cluster text, out life text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 begin
   stored := (select s.cluster from {s}.xq_store s);
@@ -24,7 +24,7 @@ begin
   end if;
 end $body$;
 
-update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_v1() v) where cluster is null;
+update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_life_v1() v) where cluster is null;
 
 -- The ids that snapshots exclude for long (of long transactions, and invalid ones), change by change: an id that came, or
 -- less than zero, one that went. A process knows them as of a snapshot and asks for the changes that are new in another.
@@ -33,7 +33,7 @@ create table if not exists {s}.xq_change (
   xid bigint not null default pg_current_xact_id()::text::bigint, change bigint not null,
   number bigint generated always as identity, primary key (xid, number));
 
-create or replace function {s}.xq_note_change_v1() returns trigger
+create or replace function {s}.xq_record_change_v1() returns trigger
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 begin
   insert into {s}.xq_change (change) values (case when tg_op = 'INSERT' then new.id else -old.id end);
@@ -46,11 +46,11 @@ begin
   if not exists (select 1 from pg_trigger t where t.tgrelid = '{s}.xq_active'::regclass and t.tgname = 'xq_active_comes')
   then
     create trigger xq_active_comes after insert on {s}.xq_active for each row
-      when (new.kind = 'long') execute function {s}.xq_note_change_v1();
+      when (new.kind = 'long') execute function {s}.xq_record_change_v1();
     create trigger xq_active_goes after delete on {s}.xq_active for each row
-      when (old.kind = 'long') execute function {s}.xq_note_change_v1();
+      when (old.kind = 'long') execute function {s}.xq_record_change_v1();
     create trigger xq_invalid_changes after insert or delete on {s}.xq_invalid for each row
-      execute function {s}.xq_note_change_v1();
+      execute function {s}.xq_record_change_v1();
   end if;
 end $body$;
 

@@ -94,7 +94,7 @@ begin
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
   perform set_config('synchronous_commit', 'off', true);
-  perform {s}.xq_hold_active_v1(tx);
+  perform {s}.xq_hold_registration_v1(tx);
   perform {s}.xq_hold_gate_v1();
   pointer := ({s}.xq_draw_v1(false, false)).id;
   insert into {s}.xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)
@@ -104,7 +104,7 @@ begin
 end $body$;
 
 -- Commit, abort and sweep delete a transaction's first row before all others, so nothing is staged after any of them.
-create or replace function {s}.xq_hold_active_v1(tx bigint) returns void
+create or replace function {s}.xq_hold_registration_v1(tx bigint) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   perform 1 from {s}.xq_active a where a.id = tx for share;
@@ -114,7 +114,7 @@ begin
 end $body$;
 
 -- Ends a long transaction's registration: its write pointers, its id first; null if it has ended before.
-create or replace function {s}.xq_forget_active_v1(tx bigint) returns bigint[]
+create or replace function {s}.xq_end_registration_v1(tx bigint) returns bigint[]
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
   others bigint[];
@@ -132,7 +132,7 @@ end $body$;
 -- Proves that rows go into the store that their writer knows: numbers of queues and tables are never used again, so
 -- that a store which was restored to an earlier state, or created anew, has none that the writer learned before. What
 -- is added to a queue reaches its subscriptions; only the one of a first load is added to by itself.
-create or replace function {s}.xq_prove_store_v1(store text, queues bigint[], tables bigint[], load bigint) returns void
+create or replace function {s}.xq_require_store_v1(store text, queues bigint[], tables bigint[], load bigint) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 declare
   subscription text;
@@ -159,7 +159,7 @@ begin
 end $body$;
 
 -- The queues whose readers decide where entries go: a first load's is that of its subscription.
-create or replace function {s}.xq_sources_v1(queues bigint[], load bigint) returns bigint[]
+create or replace function {s}.xq_queues_to_hold_v1(queues bigint[], load bigint) returns bigint[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $body$
 begin
   if load is null then
@@ -195,10 +195,10 @@ declare
 begin
   select a.load into load from {s}.xq_active a where a.id = tx;
   if cardinality(queues) > 0 then
-    perform {s}.xq_hold_readers_v1({s}.xq_sources_v1(queues, load));
+    perform {s}.xq_hold_readers_v1({s}.xq_queues_to_hold_v1(queues, load));
   end if;
-  perform {s}.xq_prove_store_v1(store, queues, '{}', load);
-  perform {s}.xq_hold_active_v1(tx);
+  perform {s}.xq_require_store_v1(store, queues, '{}', load);
+  perform {s}.xq_hold_registration_v1(tx);
 end $body$;
 
 -- Publishes the segments of a long transaction, at its commit, to the readers that there are now, as its entries; those
@@ -240,10 +240,10 @@ declare
   taken bigint;
 begin
   if cardinality(entry_queue) > 0 then
-    perform {s}.xq_hold_readers_v1({s}.xq_sources_v1(entry_queue, load));
+    perform {s}.xq_hold_readers_v1({s}.xq_queues_to_hold_v1(entry_queue, load));
   end if;
-  perform {s}.xq_prove_store_v1(store, entry_queue, cell_table || notify_table, load);
-  perform {s}.xq_hold_active_v1(tx);
+  perform {s}.xq_require_store_v1(store, entry_queue, cell_table || notify_table, load);
+  perform {s}.xq_hold_registration_v1(tx);
   pointers := array(select a.id from {s}.xq_active a where a.owner = tx order by a.id);
   pointer := greatest(tx, pointers[cardinality(pointers)]);
   if flush < pointer then
@@ -339,12 +339,12 @@ begin
   if registration = 'commit' then
     tx := ({s}.xq_draw_v1(true, false)).id;
   elsif registration in ('row', 'rows') then
-    pointers := {s}.xq_forget_active_v1(tx);
+    pointers := {s}.xq_end_registration_v1(tx);
     if pointers is null then
       raise exception using errcode = 'XQ002', message = 'transaction has ended';
     end if;
   else
-    lost := coalesce({s}.xq_prove_v1(tx), case when started <> tx then {s}.xq_prove_v1(started) end);
+    lost := coalesce({s}.xq_registration_fault_v1(tx), case when started <> tx then {s}.xq_registration_fault_v1(started) end);
     if lost is not null then
       raise exception using errcode = 'XQ002', message = lost;
     end if;
@@ -425,7 +425,7 @@ begin
     insert into {s}.xq_cell select c.n, c.r, c.k, tx, c.v
       from unnest(cell_table, cell_row, cell_column, cell_value) as c(n, r, k, v)
       on conflict on constraint xq_cell_pkey do update set value = excluded.value;
-    queues := {s}.xq_sources_v1(
+    queues := {s}.xq_queues_to_hold_v1(
       array(
         select s.queue_number from {s}.xq_staged_entry s where s.id = tx
         union select g.queue_number from {s}.xq_segment g where g.transaction_id = tx) || entry_queue, load);
@@ -436,7 +436,7 @@ begin
     else
       update {s}.xq_queue q set first_load = 'made' where q.number = load and q.first_load in ('missing', 'waived');
       if not found then
-        perform {s}.xq_prove_store_v1(store, array[load], '{}', load);  -- it may have been removed
+        perform {s}.xq_require_store_v1(store, array[load], '{}', load);  -- it may have been removed
         raise exception using errcode = 'XQ011', message = 'the first load is not missing';
       end if;
     end if;
@@ -475,7 +475,7 @@ begin
     delete from {s}.xq_staged_entry s where s.id = any(pointers);
   end if;
 
-  perform {s}.xq_prove_store_v1(store, entry_queue, cell_table || notify_table || seen_table, load);
+  perform {s}.xq_require_store_v1(store, entry_queue, cell_table || notify_table || seen_table, load);
 
   -- 6. The horizon, in a statement after the checks: a purge that removed a key raised it, and 4 waited for that.
   if low < (select s.horizon from {s}.xq_store s) then
@@ -521,7 +521,7 @@ begin
     with own as (select l.id from {s}.xq_active l where l.id = tx for update skip locked)
       delete from {s}.xq_active a using own where a.owner = own.id;
   elsif registration = 'rows' then
-    foreach pointer in array coalesce({s}.xq_forget_active_v1(tx), '{}') loop
+    foreach pointer in array coalesce({s}.xq_end_registration_v1(tx), '{}') loop
       perform {s}.xq_rollback_v1(pointer);
     end loop;
   end if;
