@@ -108,3 +108,16 @@ def test_a_room_is_entered_by_its_door() -> None:
     refused = [str(found) for found in inner if (found.file, found.module) not in PAST_THE_DOOR]
     assert not refused, "\n".join(refused)
     assert PAST_THE_DOOR.keys() - {(found.file, found.module) for found in inner} == set(), "not needed any more"
+
+
+def test_a_room_uses_the_subjects_of_statements_that_it_is_offered() -> None:
+    from export_queue.core.store.queries import OFFERED
+
+    used: dict[str, set[str]] = {}
+    for path in modules("core"):
+        room = path.relative_to(ROOT).with_suffix("").parts[1]
+        if room != "store":
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "queries":
+                    used.setdefault(room, set()).add(node.attr)
+    assert used == OFFERED
