@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from export_queue.core.segments import compaction
-from export_queue.core.spark import compact_driver, compact_merger
+from export_queue.core.spark import compact_merger, driver
 from export_queue.core.spark.compact_tasks import merge_task
 
 
@@ -49,4 +49,4 @@ if __name__ == "__main__":
     compaction.reached = reach
     if "EXECUTOR_DIES" in os.environ:
         compact_merger.merge_task = dying_task
-    compact_driver.main(sys.argv[1:])
+    driver.main(sys.argv[1:])
