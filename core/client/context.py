@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import Queue
-from export_queue.core.segments import BulkWriter, OnDuplicate
+from export_queue.core.segments import BulkWriter
 from export_queue.core.store import added_to_subscription
 from export_queue.core.tables import Table
 from export_queue.core.transactions import Level, OpenTransaction, Participant
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class TransactionContext:
@@ -50,7 +45,7 @@ class TransactionContext:
         """Bind a queue to this transaction.
 
         :raises UnknownQueue: the store has no such queue.
-        :raises InvalidArgument: it is a subscription, which gets what is added to its queue.
+        :raises InvalidArgument: it is a subscription; add to its queue instead.
         """
         self._transaction.require_open()
         if queue_id not in self._writers:
@@ -68,7 +63,7 @@ class TransactionContext:
         self._transaction.join(participant)
 
     def checkpoint(self) -> None:
-        """Draw a line: later writes are versions of their own, under the same snapshot.
+        """Begin new versions: later writes of this transaction do not replace earlier ones; the snapshot stays.
 
         ``tx.level`` says which of its own versions the transaction sees; all of them commit or roll back together.
         """
@@ -94,9 +89,9 @@ class TransactionContext:
 
 
 def long_transaction(context: TransactionContext) -> OpenTransaction:
-    """Give the long transaction that a context is the handle of, for what stages rows of its own under it.
+    """Return the long transaction of a context, for code that stages rows under it.
 
-    :raises InvalidArgument: it is of another kind.
+    :raises InvalidArgument: the transaction is not long.
     """
     opened = context._transaction
     if opened.kind != "long":
@@ -106,41 +101,3 @@ def long_transaction(context: TransactionContext) -> OpenTransaction:
         )
     opened.require_open()
     return opened
-
-
-class FirstLoad:
-    """The handle of a subscription's first load: it reads tables, and adds to the subscription alone."""
-
-    def __init__(self, context: TransactionContext, transaction: OpenTransaction, subscription: Queue) -> None:
-        self._context = context
-        self._transaction = transaction
-        self._writer = BulkWriter(transaction, subscription)
-
-    @property
-    def id(self) -> int:
-        """The transaction's id, and the sequence of its entries: what is committed by now has a smaller one."""
-        return self._transaction.id
-
-    def table(self, name: str) -> Table:
-        """Bind a table to the load; it can only be read."""
-        return self._context.table(name)
-
-    def add(self, key: Any, value: Any, *, replace: bool = False) -> None:
-        """Add an entry for the subscription; see :meth:`QueueWriter.add` for the parameters and the errors."""
-        self._writer.add(key, value, replace=replace)
-
-    def add_many(self, entries: Iterable[tuple[Any, Any]]) -> None:
-        """Add pairs of key and value."""
-        self._writer.add_many(entries)
-
-    def add_batch(self, batch: pa.Table | pa.RecordBatch, *, on_duplicate: OnDuplicate = "error") -> int:
-        """Add all rows of an Arrow table; see :meth:`BulkWriter.add_batch` for the parameters and the errors."""
-        return self._writer.add_batch(batch, on_duplicate=on_duplicate)
-
-    def flush(self) -> None:
-        """Stage the entries so far in the store, so that they need not fit into memory.
-
-        The load forgets their keys, too: of a key that is added again afterwards, the later value counts.
-        """
-        self._transaction.flush()
-        self._writer.forget_added()

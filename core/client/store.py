@@ -14,8 +14,9 @@ from uuid import UUID
 
 from export_queue.core.callables import check_runs, checked, name_of, returned
 from export_queue.core.client.catalogue import Catalogue
-from export_queue.core.client.context import FirstLoad, TransactionContext
+from export_queue.core.client.context import TransactionContext
 from export_queue.core.client.dead_letters import DeadLetters
+from export_queue.core.client.first_load import FirstLoad
 from export_queue.core.drain import KeyStory, why
 from export_queue.core.errors import (
     AlreadyCommitted,
@@ -179,7 +180,7 @@ class Store:
         create(self.database, floor=floor, who=who or user_at_host())
 
     def adopt(self, *, who: str | None = None) -> int:
-        """Let a store that was restored live where it is: in another cluster of PostgreSQL servers, too.
+        """Accept the present location of a restored store, even in another cluster of PostgreSQL servers.
 
         Transactions that were in progress at the backup end. Nothing else may use the store meanwhile. The act leaves
         a mark (:meth:`marks`).
@@ -192,13 +193,13 @@ class Store:
     def backup(self, target: str | PathLike[str], *, on_progress: Callable[[int, int], None] | None = None) -> int:
         """Copy a SQLite store into a new file: exactly what is committed when the copy begins.
 
-        Transactions go on meanwhile. The file gets its name once it is whole and on the disk. Files with bulk entries
+        Transactions continue meanwhile. The file gets its name once it is complete and on disk. Files with bulk entries
         are not in it: :meth:`bulk_files` names them.
 
         :param target: the new file; it must not exist.
-        :param on_progress: told, again and again, how many bytes are copied, and of how many.
+        :param on_progress: called repeatedly with the bytes copied so far and the bytes in all.
         :returns: the bytes of the copy.
-        :raises InvalidArgument: the store is on PostgreSQL, whose own tools copy it.
+        :raises InvalidArgument: the store is on PostgreSQL; copy it with PostgreSQL's tools.
         :raises StoreError: the file exists, or cannot be written.
         """
         tell = checked(on_progress or (lambda done, total: None), "on_progress")
@@ -217,6 +218,12 @@ class Store:
         :raises SchemaVersionError: its schema does not fit this code.
         """
         return identity_of(self.database)
+
+    @property
+    def _checked(self) -> Database:
+        """The database, once it is certain that it holds a store of this code's schema."""
+        _ = self.identity
+        return self.database
 
     @property
     def url_safe(self) -> str:
@@ -251,12 +258,11 @@ class Store:
         :param timeout: seconds from the first read until a commit is refused; 30, or 24 hours if long.
         :param long: stage writes in the store, for work that takes long or spans processes.
         :param idempotency_key: the unit of work; if it has committed before, the block is not entered (I14).
-        :param connection: a connection of the user's to the store's database, SQLAlchemy's (or a session of its ORM) or
-            the driver's, with a
-            SQL transaction open: leaving the block checks and writes into that SQL transaction, and the user commits
-            it. Business rows and entries are then one.
+        :param connection: the caller's connection to the store's database, with a SQL transaction open: of SQLAlchemy
+            (or a session of its ORM) or of the driver. Leaving the block checks and writes within that SQL
+            transaction, which the caller commits: business rows and entries then commit together.
         :param read_only: nothing is written, so that nothing is registered either: the cheapest way to read.
-        :param settled: read only, a snapshot below every id in progress, to which no later commit can add.
+        :param settled: read only, a snapshot below every id in progress, which no later commit can change.
         :raises AlreadyCommitted: on entry, or at the commit if another attempt came first; carries the stored result.
         :raises ConflictError: another transaction wrote a key of this one.
         :raises CommitOutcomeUnknown: the connection broke and the store cannot be asked.
@@ -277,17 +283,16 @@ class Store:
             raise
 
     def begin(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Begin a long transaction that other processes go on with, and end.
+        """Begin a long transaction that other processes continue and end.
 
         :param timeout: seconds until a commit is refused; 24 hours.
         :returns: a JSON value for :meth:`resume`, :meth:`commit` and :meth:`abort`.
         """
-        _ = self.identity
-        return OpenTransaction(self.database, kind="long", timeout=timeout).value.to_json()
+        return OpenTransaction(self._checked, kind="long", timeout=timeout).value.to_json()
 
     @contextmanager
     def resume(self, transaction: dict[str, Any]) -> Iterator[TransactionContext]:
-        """Go on, for a block, with a long transaction that another process began; leaving it stages the writes.
+        """Continue, for a block, a long transaction that another process began; leaving the block stages the writes.
 
         :param transaction: as :meth:`begin` or ``tx.to_json()`` gave it.
         :raises RegistrationLost: it has ended.
@@ -311,7 +316,7 @@ class Store:
     def abort(self, transaction: dict[str, Any]) -> None:
         """Abort a long transaction and remove its staged writes; doing it again changes nothing.
 
-        :raises StoreUnavailable: the store cannot be told; this process tries again when it starts a transaction.
+        :raises StoreUnavailable: the store cannot be reached; this process tries again when it starts a transaction.
         """
         opened = self._resumed(transaction)
         number = opened.id
@@ -319,8 +324,7 @@ class Store:
         delete_aborted(self.database, number)
 
     def _resumed(self, transaction: dict[str, Any]) -> OpenTransaction:
-        _ = self.identity
-        return OpenTransaction.resume(self.database, Transaction.from_json(transaction))
+        return OpenTransaction.resume(self._checked, Transaction.from_json(transaction))
 
     def run(
         self,
@@ -445,9 +449,8 @@ class Store:
 
         See :func:`export_queue.core.queue.configure_queue` for the parameters.
         """
-        _ = self.identity
         return configure_queue(
-            self.database,
+            self._checked,
             queue_id,
             buckets=buckets,
             buckets_per_range=buckets_per_range,
@@ -475,9 +478,8 @@ class Store:
         Other processes that use the queue learn of it within a minute. See
         :func:`export_queue.core.queue.alter_queue` for the parameters and the errors.
         """
-        _ = self.identity
         altered = alter_queue(
-            self.database,
+            self._checked,
             queue_id,
             max_value_bytes=max_value_bytes,
             exclusive=exclusive,
@@ -498,8 +500,7 @@ class Store:
         :raises EntriesWait: it would be the first one, and something waits in the queue.
         :raises QueueBusy: transactions that add to the queue were in progress for ten seconds.
         """
-        _ = self.identity
-        return subscribe(self.database, queue_id, name)
+        return subscribe(self._checked, queue_id, name)
 
     def unsubscribe(
         self, queue_id: str, name: str, *, discard: bool = False, who: str | None = None
@@ -516,9 +517,8 @@ class Store:
         :raises InvalidArgument: it is the queue's last one.
         :raises QueueBusy: transactions that add to the queue were in progress for ten seconds.
         """
-        _ = self.identity
         who = who or user_at_host()
-        lost = unsubscribe(self.database, queue_id, name, discard=discard, who=who)
+        lost = unsubscribe(self._checked, queue_id, name, discard=discard, who=who)
         if lost is not None:
             given_up = (who, queue_id, name, lost.entries, lost.dead_letters)
             log.warning("%s gave up subscription %s/%s with %d entries and %d dead letters", *given_up)
@@ -526,8 +526,7 @@ class Store:
 
     def subscriptions(self, queue_id: str) -> list[Queue]:
         """Read the subscriptions of a queue, by name."""
-        _ = self.identity
-        with self.database.read() as work:
+        with self._checked.read() as work:
             return subscriptions(work, queue_id)
 
     def waive_first_load(self, subscription: str, *, who: str | None = None) -> None:
@@ -536,14 +535,13 @@ class Store:
         :param subscription: its id, as in ``airports/reports``.
         :param who: name for the record; by default user and host of this process.
         """
-        _ = self.identity
-        waive_first_load(self.database, subscription, who=who or user_at_host())
+        waive_first_load(self._checked, subscription, who=who or user_at_host())
 
     @contextmanager
     def first_load(
         self, subscription: str, *, timeout: float | None = None, settle_timeout: float = 60.0
     ) -> Iterator[FirstLoad]:
-        """Give a subscription what was committed before it, in a long transaction of its own.
+        """Load into a subscription what was committed before it existed, in its own long transaction.
 
         It reads in a snapshot that holds every transaction older than itself, and adds to this subscription alone: its
         entries never overwrite newer ones. With its commit the first load is made. It replaces an older first load of
@@ -552,12 +550,11 @@ class Store:
         :param subscription: its id, as in ``airports/reports``.
         :param timeout: seconds until the commit is refused; 24 hours.
         :param settle_timeout: seconds for which older transactions are waited for.
-        :raises InvalidArgument: the first load is not missing, or was made meanwhile; a waived one may still be made.
+        :raises InvalidArgument: the first load is not missing, or was made meanwhile; a waived load may still be made.
         :raises RegistrationLost: a newer first load of the subscription has replaced this one.
         :raises TransactionsInProgress: older transactions did not end in time; the error names them.
         """
-        _ = self.identity
-        with self.database.read() as work:
+        with self._checked.read() as work:
             reader = missing_load(work, subscription)
         opened = OpenTransaction(self.database, kind="long", timeout=timeout, load=reader.number)
         try:
@@ -586,16 +583,16 @@ class Store:
 
         See :func:`export_queue.core.tables.configure_table` for the parameters.
         """
-        _ = self.identity
-        return configure_table(self.database, name, conflict=conflict, ttl=ttl, row=row, value=value)
+        return configure_table(self._checked, name, conflict=conflict, ttl=ttl, row=row, value=value)
 
     def observe(self, table: str, column: str | bytes, function: Observer, kind: str = "strong") -> None:
-        """Call a function for every row whose cell in a column awaits work, from :meth:`process_notifications`.
+        """Have :meth:`process_notifications` call a function for every row whose cell in a column was written.
 
         :param function: called with a transaction of its own, the row and the column, as ``table.scan`` gives them:
             both as bytes unless the table has a type of rows.
         :param kind: ``strong``: every write to the column notifies, and of the transactions that work a
-            notification off exactly one commits; ``weak``: ``table.notify`` does, and it is worked off at least once.
+            notification off exactly one commits; ``weak``: only ``table.notify`` notifies, and the function runs at
+            least once.
         :raises OptionsDiffer: the column is observed in the other kind.
         """
         _ = self.identity
@@ -603,10 +600,10 @@ class Store:
         self._catalogue.observed.refresh()
 
     def watch(self, table: str, column: str | bytes, kind: str = "strong") -> None:
-        """Declare that a column is observed, without a function: from now on it gets notifications.
+        """Declare that a column is observed, without a function: writes to it notify from now on.
 
-        They wait until a process with an observer works them off, such as an Airflow task that was started because of
-        them. The same declaration again changes nothing.
+        Notifications wait for a process with an observer, such as an Airflow task that they start. Declaring the
+        column again changes nothing.
 
         :param kind: ``strong`` or ``weak``, as the observer's.
         :raises OptionsDiffer: the column is observed in the other kind.
@@ -617,15 +614,14 @@ class Store:
         self._catalogue.observed.refresh()
 
     def waiting_rows(self, table: str, column: str | bytes, *, limit: int = 100) -> WaitingRows:
-        """Return the rows whose notifications of a column are due, those that wait longest first; nothing is consumed.
+        """Return the rows whose notifications of a column are due, longest waiting first; nothing is consumed.
 
         A row whose observer failed is among them when its observer is due again. Rows are of the table's type.
 
         :param limit: most rows to list, 1 to 1000.
         :raises ColumnNotObserved: nobody has declared the column.
         """
-        _ = self.identity
-        snapshot = take_snapshot(self.database)
+        snapshot = take_snapshot(self._checked)
         with self.database.read() as work:
             return waiting_rows(work, table, column, snapshot, limit=limit)
 
@@ -634,51 +630,47 @@ class Store:
     ) -> Processed:
         """Call the observers of this process for what is due now, oldest first, each in a transaction of its own.
 
-        A notification that is set meanwhile waits for the next call. An observer that raises an error is called
-        again, after 1 s, 2 s, 4 s … 5 min.
+        Notifications that arrive during the call wait for the next one. An observer that raises an error is called
+        again after 1 s, 2 s, 4 s … 5 min.
 
         :param limit: most observers to call.
         :param timeout: seconds that one observer's transaction may take; 30.
-        :param stop: asked before each notification whether to end.
+        :param stop: called before each notification; True ends the call.
         """
         return self._observers.process(limit=limit, timeout=timeout, stop=stop)
 
     def observer_failures(self, *, limit: int = 100) -> list[ObserverFailure]:
-        """Read the notifications that wait because their observer failed, the next to be tried first."""
+        """Read the notifications whose observer failed, the next to be repeated first."""
         return self._observers.failures(limit=limit)
 
     def queue(self, queue_id: str) -> Queue:
         """Read a queue's options as they are stored now."""
-        _ = self.identity
-        with self.database.read() as work:
+        with self._checked.read() as work:
             return find_queue(work, queue_id)
 
     def _snapshot(self) -> Snapshot:
         """Take a snapshot before a queue is read: what it sees lies in layouts that the queue has by then."""
-        _ = self.identity
-        return take_snapshot(self.database)
+        return take_snapshot(self._checked)
 
     def _reader(self, queue_id: str) -> Queue:
         """Read the options of a queue, or of a subscription, in which entries wait."""
-        _ = self.identity
-        with self.database.read() as work:
+        with self._checked.read() as work:
             return find_reader(work, queue_id)
 
     def queues(self) -> list[Queue]:
         """Read all queues and subscriptions, by name."""
-        _ = self.identity
-        with self.database.read() as work:
+        with self._checked.read() as work:
             return list_queues(work)
 
     def rebind(self, queue_id: str, sink: str, *, complete: bool = False, who: str | None = None) -> list[Mark]:
         """Let a queue drain into another sink, or with other options, from now on.
 
-        Exported records stay where they are. The next drain stores its own options. The new place lacks what was
-        drained before, so drains report that it is incomplete until a first load has delivered everything again, or
+        Exported records stay where they are. The next drain stores its own options. The new sink lacks what was
+        drained before, so drains report it as incomplete until a first load has delivered everything again, or
         somebody declares it complete.
 
         :param sink: name of the sink; the one that the queue has already, to change its options or the exporter.
-        :param complete: promise that the new place lacks nothing, as where the same sink got another name. The promise
+        :param complete: promise that the new sink lacks nothing, as where the same sink got another name. The promise
             is recorded.
         :param who: name for the record; by default user and host of this process.
         :returns: what the sink lacks now.
@@ -701,7 +693,7 @@ class Store:
         return found
 
     def declare_complete(self, queue_id: str | None = None, *, who: str | None = None) -> int:
-        """Record the promise that a reader's sink lacks nothing; drains do not call it incomplete any more.
+        """Record the promise that a reader's sink lacks nothing; drains stop reporting it as incomplete.
 
         :param queue_id: the queue or subscription; None for the marks of the store as a whole.
         :param who: name for the record; by default user and host of this process.
@@ -719,14 +711,13 @@ class Store:
         :param queue_id: the queue or subscription; None for the acts on the store as a whole: an adoption, a floor, an
             invalid id that was forgotten, an idempotency key that was closed.
         """
-        _ = self.identity
-        with self.database.read() as work:
+        with self._checked.read() as work:
             return marks(work, "" if queue_id is None else find_queue(work, queue_id).id)
 
     def backlog(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Backlog]:
         """Count the waiting entries, unit by unit.
 
-        :raises HasSubscriptions: they have its entries; the error names them.
+        :raises HasSubscriptions: the queue has subscriptions; count theirs instead.
         """
         snapshot = self._snapshot()
         queue = self._reader(queue_id)
@@ -735,9 +726,9 @@ class Store:
             return backlog(work, queue, snapshot, units)
 
     def waiting_ranges(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Range]:
-        """Return the units that have work; cheaper than counting it.
+        """Return the units with waiting entries; cheaper than counting them.
 
-        :raises HasSubscriptions: they have its entries; the error names them.
+        :raises HasSubscriptions: the queue has subscriptions; ask for theirs instead.
         """
         snapshot = self._snapshot()
         queue = self._reader(queue_id)
@@ -745,12 +736,12 @@ class Store:
             return waiting_ranges(work, queue, snapshot, units_to_watch(work, queue, ranges))
 
     def peek(self, queue_id: str, *, key: Any = None, limit: int = 10, values: bool = False) -> list[QueuedEntry]:
-        """Look at the entries that wait, in the order in which a drain takes them; nothing is removed.
+        """Read waiting entries in the order in which a drain takes them; nothing is removed.
 
         :param key: only entries of this key.
         :param limit: most entries, 1 to 1000.
         :param values: whether their values are read, too.
-        :raises HasSubscriptions: they have its entries; the error names them.
+        :raises HasSubscriptions: the queue has subscriptions, which hold its entries; the error names them.
         """
         snapshot = self._snapshot()
         queue = self._reader(queue_id)
@@ -759,16 +750,16 @@ class Store:
             return peek(work, queue, snapshot, key=encoded, limit=limit, values=values)
 
     def why(self, queue_id: str, key: Any) -> KeyStory:
-        """Tell what the store knows of one key: its last commit, what waits, what is dead, and which drains came by.
+        """Return what the store knows of one key: its last commit, waiting entries, dead letters and drains.
 
         :param key: the key, by the queue's key codec.
-        :raises HasSubscriptions: they have its entries; the error names them.
+        :raises HasSubscriptions: the queue has subscriptions, which hold its entries; the error names them.
         """
         queue = self._reader(queue_id)
         return why(self.database, queue, queue.encode_key(key))
 
     def bulk_files(self) -> list[str]:
-        """Name the files with committed bulk entries that somebody has still to drain; a backup needs them, too."""
+        """List the files with committed bulk entries that are not drained yet; a backup needs them, too."""
         with self.database.read() as work:
             return queries.segments.waiting_files(work)
 
@@ -780,32 +771,29 @@ class Store:
         older_layouts: bool = False,
         dry_run: bool = False,
     ) -> CompactionReport:
-        """Merge small segments and settled rows of a queue or subscription; safe beside everything, and to interrupt.
+        """Merge small segments and settled rows of a queue or subscription; safe at any time, and to interrupt.
 
         See :func:`export_queue.core.segments.compact` for the errors, for older layouts
         :func:`export_queue.core.segments.rewrite`.
 
-        :param wanted: what is worth it; for older layouts only its ``most_bytes`` may be said.
+        :param wanted: which units are worth it; for older layouts only its ``most_bytes`` counts.
         :param older_layouts: move all that waits in older layouts of the queue into the current one instead.
-        :param dry_run: only say what would be done.
+        :param dry_run: only report what would be done.
         """
-        _ = self.identity
-        if older_layouts:
-            return rewrite(self.database, queue_id, wanted=wanted, dry_run=dry_run)
-        return compact(self.database, queue_id, wanted=wanted, dry_run=dry_run)
+        merge = rewrite if older_layouts else compact
+        return merge(self._checked, queue_id, wanted=wanted, dry_run=dry_run)
 
     def maintain(self, *, limit: int = 100_000) -> MaintenanceReport:
-        """Delete data that nobody can read or ask for any more; safe beside everything, and to interrupt.
+        """Delete data that can no longer be read or asked for; safe at any time, and to interrupt.
 
-        See :func:`export_queue.core.maintenance.maintain` for the times of keeping.
+        See :func:`export_queue.core.maintenance.maintain` for how long data is kept.
 
         :param limit: rows of each subject to look at; the report tells whether more is left.
         """
-        _ = self.identity
-        return maintain(self.database, limit=limit)
+        return maintain(self._checked, limit=limit)
 
     def sweep_sink(self, sink: SinkSpec | Sink, *, sink_name: str | None = None) -> SinkSweep:
-        """Let a sink forget the tombstones that no delivery can meet any more; safe beside drains.
+        """Let a sink forget tombstones that no delivery can affect any more; safe during drains.
 
         See :func:`export_queue.core.maintenance.sweep_sink` for the parameters and the errors.
         """
@@ -813,8 +801,7 @@ class Store:
 
     def metrics(self) -> str:
         """Return the figures of the store and of this process as OpenMetrics text."""
-        _ = self.identity
-        return render(read_metrics(self.database, counters=self.database.counters))
+        return render(read_metrics(self._checked, counters=self.database.counters))
 
     def reports(
         self, *, drain_id: str | None = None, queue_id: str | None = None, limit: int = 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from export_queue.core.locks.rules import ROWS, Place
 from export_queue.core.queue import Range
@@ -34,32 +33,6 @@ class Lease:
     def covers(self, name: str) -> bool:
         """Tell whether it covers a member of its range."""
         return self.members is None or name in self.members
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; the fence is a string, since it exceeds 2⁵³."""
-        return {
-            "fence": str(self.fence),
-            "queue": self.queue,
-            "layout": self.layout,
-            "range": self.range.to_json(),
-            "others": list(self.others),
-            "members": None if self.members is None else sorted(self.members),
-            "is_whole": self.is_whole,
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Lease:
-        """Read what :meth:`to_json` gave."""
-        members = value.get("members")
-        return cls(
-            int(value["fence"]),
-            value["queue"],
-            value["layout"],
-            Range(*value["range"]),
-            tuple(value.get("others", ())),
-            None if members is None else frozenset(members),
-            value.get("is_whole", True),
-        )
 
 
 def joined(leases: Sequence[Lease]) -> list[Lease]:

@@ -47,16 +47,9 @@ from export_queue.core.queue.marks import (
     remedy,
     user_at_host,
 )
-from export_queue.core.queue.options import (
-    LATEST,
-    Queue,
-    bind_sink,
-    configure_queue,
-    find_queue,
-    find_reader,
-    list_queues,
-)
+from export_queue.core.queue.options import LATEST, configure_queue
 from export_queue.core.queue.peek import QueuedEntry, hidden_seqs, peek
+from export_queue.core.queue.queue import Queue
 from export_queue.core.queue.read import (
     Backlog,
     Entries,
@@ -71,6 +64,7 @@ from export_queue.core.queue.read import (
     waiting_in_rows,
     waiting_ranges,
 )
+from export_queue.core.queue.stored_queues import bind_sink, find_queue, find_reader, list_queues
 from export_queue.core.queue.subscriptions import (
     Discarded,
     missing_load,

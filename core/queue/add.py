@@ -7,7 +7,7 @@ from typing import Any
 
 from export_queue.core.errors import EntryError
 from export_queue.core.queue.buckets import hash_of
-from export_queue.core.queue.options import Queue
+from export_queue.core.queue.queue import Queue
 from export_queue.core.store import entry_key
 from export_queue.core.transactions import OpenTransaction
 

@@ -23,16 +23,10 @@ from typing import Any, Literal
 
 from export_queue.core.errors import InvalidArgument, LockNotAvailable, QueueBusy
 from export_queue.core.queue.layouts import close_layouts
-from export_queue.core.queue.options import (
-    MAX_BUCKETS,
-    MAX_VALUE_BYTES,
-    Queue,
-    check_coalesce,
-    check_number,
-    find_queue,
-    readers_of,
-)
+from export_queue.core.queue.options import MAX_BUCKETS, MAX_VALUE_BYTES, check_coalesce, check_number
+from export_queue.core.queue.queue import Queue
 from export_queue.core.queue.read import ASSUMED_BYTES
+from export_queue.core.queue.stored_queues import find_queue, readers_of
 from export_queue.core.queue.subscriptions import PATIENCE, shut_out_commits
 from export_queue.core.retry import Retry
 from export_queue.core.store import Database, Work, queries

@@ -8,7 +8,7 @@ from typing import Any
 
 from export_queue.core.errors import CodecError, InvalidArgument
 from export_queue.core.queue.buckets import FIRST_LAYOUT
-from export_queue.core.queue.options import Queue
+from export_queue.core.queue.queue import Queue
 from export_queue.core.queue.read import Position
 from export_queue.core.store import Reading, Work, queries
 

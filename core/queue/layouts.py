@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout, Range, join_ranges, split
-from export_queue.core.queue.options import Queue, find_queue
+from export_queue.core.queue.queue import Queue
+from export_queue.core.queue.stored_queues import find_queue
 from export_queue.core.store import Database, Reading, queries
 from export_queue.core.transactions import take_snapshot
 

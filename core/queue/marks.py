@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue.options import Queue, find_queue, readers_of
+from export_queue.core.queue.queue import Queue
+from export_queue.core.queue.stored_queues import find_queue, readers_of
 from export_queue.core.store import Database, Reading, Work, queries
 
 LOSSES = ("readmit", "rebind", "drop", "give up", "unsubscribe")

@@ -7,7 +7,7 @@ from functools import partial
 
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue.buckets import bucket
-from export_queue.core.queue.options import Queue
+from export_queue.core.queue.queue import Queue
 from export_queue.core.queue.read import Position
 from export_queue.core.store import Reading, queries
 from export_queue.core.transactions import Snapshot

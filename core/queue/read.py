@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TypeVar
 
 from export_queue.core.queue.buckets import Range
-from export_queue.core.queue.options import Queue
+from export_queue.core.queue.queue import Queue
 from export_queue.core.store import Reading, Work, queries
 from export_queue.core.transactions import Snapshot
 

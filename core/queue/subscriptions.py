@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from export_queue.core.errors import EntriesWait, InvalidArgument, QueueBusy
 from export_queue.core.queue.marks import make_good, record_promise
-from export_queue.core.queue.options import Queue, add_reader, find_queue, readers_of, unknown_subscription
+from export_queue.core.queue.queue import Queue
+from export_queue.core.queue.stored_queues import add_reader, find_queue, readers_of, unknown_subscription
 from export_queue.core.retry import Retry
 from export_queue.core.store import Database, Reading, Work, queries
 from export_queue.core.tables import check_name

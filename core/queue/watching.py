@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from export_queue.core.queue.buckets import Range
-from export_queue.core.queue.options import Queue
+from export_queue.core.queue.queue import Queue
 from export_queue.core.queue.read import waiting_in_files, waiting_ranges
 from export_queue.core.store import Reading, queries
 from export_queue.core.transactions import Snapshot

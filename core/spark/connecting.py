@@ -38,10 +38,20 @@ def connect(
         refuse_unsendable(submitted_settings(), wanted)
         context = start_spark(name, preloaded=_preloaded(modules))
         refuse_remote_sqlite(context.master, store, sink)
-        lacking = ask_executors(context, modules, wanted)
+        return context, secrets_for(context, modules, wanted)
+
+
+def secrets_for(context: SparkContext, modules: Sequence[str], wanted: Sequence[str]) -> CarriedSecrets:
+    """Make sure that executors have what tasks need, and collect the secrets that only the driver can look up.
+
+    :param modules: what tasks import.
+    :param wanted: references that tasks follow.
+    :raises ConfigurationError: executors lack a module or a secret.
+    """
+    lacking = ask_executors(context, modules, wanted)
     if is_local(context.master):
-        return context, CarriedSecrets()  # executors have the driver's environment
-    return context, carried_secrets(dict(context.getConf().getAll()), wanted, lacking)
+        return CarriedSecrets()  # executors have the driver's environment
+    return carried_secrets(dict(context.getConf().getAll()), wanted, lacking)
 
 
 def _preloaded(modules: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Adding the rows of a DataFrame without a transaction around them: in many small ones, task by task.
+"""Adding the rows of a DataFrame without one transaction around them: each task commits many small ones.
 
 Entries are visible at once. A task that Spark repeats adds its rows again, as newer entries of the same keys.
 """
@@ -21,12 +21,11 @@ from export_queue.core.errors import ExportQueueError
 from export_queue.core.queue import Queue, hash_of
 from export_queue.core.retry import Retry
 from export_queue.core.spark.action import JobProgress, collect
-from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets
+from export_queue.core.spark.carried_secrets import CarriedSecrets, references
+from export_queue.core.spark.connecting import secrets_for
 from export_queue.core.spark.encoding import key_bytes, place, value_bytes
-from export_queue.core.spark.engine import ask_executors
 from export_queue.core.spark.frames import entry_columns, parts_by_queue
 from export_queue.core.spark.load_report import LoadReport
-from export_queue.core.spark.masters import is_local
 from export_queue.core.spark.targets import Target, Targets
 from export_queue.core.store import Database, StoreSpec, entry_key
 from export_queue.core.transactions import OpenTransaction
@@ -51,11 +50,7 @@ def add_plainly(df: DataFrame, store: StoreSpec, target: Target, targets: Target
     """
     begun = time.monotonic()
     context = df.sparkSession.sparkContext
-    wanted = [store.secret] if store.secret else []
-    lacking = ask_executors(context, ["export_queue.core.spark.plain_adds"], wanted)
-    secrets = CarriedSecrets()
-    if not is_local(context.master):  # else executors have the driver's environment
-        secrets = carried_secrets(dict(context.getConf().getAll()), wanted, lacking)
+    secrets = secrets_for(context, ["export_queue.core.spark.plain_adds"], references(store))
     frame = entry_columns(df, target).mapInArrow(_task(store, secrets, targets, target.queue), "outcome string")
     title = f"plain adds to {target.queue or 'several queues'}"
     progress = JobProgress(context, JOB_GROUP, title)

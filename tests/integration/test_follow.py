@@ -33,7 +33,7 @@ from export_queue.core.errors import (
     StoreUnavailable,
     UnknownQueue,
 )
-from export_queue.core.locks import Lease, claim, hold, holders, joined, release, revoke
+from export_queue.core.locks import claim, hold, holders, joined, release, revoke
 from export_queue.core.queue import Range
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations
 from export_queue.core.store.seams import Channel
@@ -400,7 +400,6 @@ def test_joined_leases_are_held_and_given_back_together(orders: Store) -> None:
     leases = claim(database, queue, [units[0], units[1], units[3]], owner=Owner("task"), lease_seconds=600)
     both, apart = joined(leases)
     assert (both.range, apart.range) == (Range(0, 10), units[3])
-    assert Lease.from_json(both.to_json()) == both
     with database.begin() as work:
         hold(work, both)
     release(database, [lease for lease in leases if lease.range == units[1]])

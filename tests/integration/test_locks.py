@@ -259,8 +259,3 @@ def waits(store: Store) -> bool:
             "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         )
         return found.first() is not None
-
-
-def test_a_lease_survives_the_way_through_json(store: Store, queue: Queue) -> None:
-    (lease,) = claim(store.database, queue, queue.units()[:1], owner=ANNA, lease_seconds=60)
-    assert Lease.from_json(lease.to_json()) == lease

@@ -38,7 +38,7 @@ from export_queue.core.errors import (
 from export_queue.core.locks import Owner, claim
 from export_queue.core.maintenance import maintain
 from export_queue.core.queue import QueueWriter, Range, bucket, read_entries, subscribe, unsubscribe, waiting_ranges
-from export_queue.core.queue.options import add_reader
+from export_queue.core.queue.stored_queues import add_reader
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries

@@ -1,0 +1,176 @@
+"""A queue as a value: its options, its layouts, and the codecs of its keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+from export_queue.core.codecs import KEYS, MAX_KEY_BYTES, VALUES, Refused, find_codec, raise_undecodable
+from export_queue.core.errors import EntryError
+from export_queue.core.queue.buckets import Layout, Range
+
+_SHOWN = 60
+"""Characters or bytes of a refused key that an error shows."""
+_LARGEST_SHOWN = 1 << 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A queue as it is stored."""
+
+    id: str
+    number: int
+    layout: int
+    """The number of its current layout; each re-bucketing gives it the next one."""
+    buckets: int
+    buckets_per_range: int
+    key: str
+    """The keys' codec: ``str``, ``int``, ``bytes`` or an import path."""
+    value: str
+    """The values' codec: ``json``, ``str``, ``int``, ``bytes`` or an import path."""
+    max_value_bytes: int
+    exclusive: bool
+    """Whether every key added is a conflict key."""
+    sink: str | None
+    """Name of the sink into which it drains."""
+    binding: str | None = None
+    """The options of sink and exporter that decide which record is written, as JSON; None before the first drain."""
+    parent: str | None = None
+    """For a subscription: the id of its queue."""
+    fans_out: bool = False
+    """Whether it has subscriptions: these hold the entries, and the queue itself has none."""
+    first_load: Literal["missing", "made", "waived"] | None = None
+    """For a subscription added later than its queue: whether it was given what had been committed before."""
+    parent_number: int | None = None
+    """For a subscription: the number of its queue."""
+    coalesce: str | None = None
+    """Which entries of a key a compaction keeps: ``latest``, or None for all."""
+    older: tuple[Layout, ...] = ()
+    """Earlier layouts in which entries may still wait; oldest first."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its id; for a subscription its name."""
+        return self.id.rpartition("/")[2]
+
+    @property
+    def source(self) -> str:
+        """The id of the queue that is added to: sinks know records by it."""
+        return self.parent or self.id
+
+    @property
+    def source_number(self) -> int:
+        """The number of the queue that is added to."""
+        return self.number if self.parent_number is None else self.parent_number
+
+    def layouts(self) -> tuple[Layout, ...]:
+        """List the layouts in which entries may wait, the current one last."""
+        return *self.older, Layout(self.layout, self.buckets, self.buckets_per_range)
+
+    def units(self) -> list[Range]:
+        """List the units of the current layout: what one lock covers."""
+        return self.layouts()[-1].units()
+
+    def open_units(self) -> list[Range]:
+        """List the units in which entries may wait, those of older layouts first."""
+        return [unit for layout in self.layouts() for unit in layout.units()]
+
+    def in_layout(self, number: int) -> Queue:
+        """Return this queue restricted to one layout, by its number."""
+        (found,) = (layout for layout in self.layouts() if layout.number == number)
+        return self.laid_out_as(found)
+
+    def laid_out_as(self, layout: Layout) -> Queue:
+        """Return this queue restricted to one layout."""
+        return replace(
+            self,
+            layout=layout.number,
+            buckets=layout.buckets,
+            buckets_per_range=layout.buckets_per_range,
+            older=(),
+        )
+
+    def by_layout(self, units: Iterable[Range]) -> list[tuple[Queue, list[Range]]]:
+        """Group units by their layouts, oldest first, each with the queue in it."""
+        ordered = sorted(units)
+        if not self.older and all(unit.layout == self.layout for unit in ordered):
+            return [(self, ordered)] if ordered else []
+        found: dict[int, list[Range]] = {}
+        for unit in ordered:
+            found.setdefault(unit.layout, []).append(unit)
+        return [(self.in_layout(number), of_layout) for number, of_layout in found.items()]
+
+    def encode_key(self, key: Any) -> bytes:
+        """Encode a key.
+
+        :raises EntryError: the key is of another type, empty or too long.
+        """
+        try:
+            encoded = find_codec(self.key, KEYS).encode(key)
+        except Refused as refused:
+            raise EntryError(f"queue {self.id!r}: key {_shown(key)}: {refused.message}", hint=refused.hint) from refused
+        if not 1 <= len(encoded) <= MAX_KEY_BYTES:
+            raise EntryError(f"key: expected 1 to {MAX_KEY_BYTES} bytes, found {len(encoded)}: {_shown(key)}")
+        return encoded
+
+    def decode_key(self, key: bytes) -> Any:
+        """Decode a key, or raise :class:`CodecError`."""
+        codec = find_codec(self.key, KEYS)
+        try:
+            return codec.decode(key)
+        except Exception as error:
+            raise_undecodable(codec, key, f"queue {self.id!r}: key {key!r}", error)
+
+    def encode_value(self, value: Any, *, key: Any) -> bytes | None:
+        """Encode a value; None stays None and means that the record is deleted.
+
+        :raises EntryError: the value is of another type or too large.
+        """
+        if value is None:
+            return None
+        try:
+            encoded = find_codec(self.value, VALUES).encode(value)
+        except Refused as refused:
+            problem = f"queue {self.id!r}: value of key {key!r}: {refused.message}"
+            raise EntryError(problem, hint=refused.hint) from refused
+        if len(encoded) > self.max_value_bytes:
+            raise EntryError(
+                f"value of key {key!r}: expected at most {self.max_value_bytes} bytes, found {len(encoded)}",
+                hint="give the queue a larger max_value_bytes (export-queue alter QUEUE --max-value-bytes …), "
+                "or add a reference instead of the content",
+            )
+        return encoded
+
+    def decode_value(self, value: bytes | None, *, key: object = None) -> Any:
+        """Decode a value, or raise :class:`CodecError`, which names the key; None stays None."""
+        if value is None:
+            return None
+        codec = find_codec(self.value, VALUES)
+        try:
+            return codec.decode(value)
+        except Exception as error:
+            raise_undecodable(codec, value, f"queue {self.id!r}: value of key {key!r}", error)
+
+    def load_codecs(self) -> None:
+        """Find both codecs.
+
+        :raises CodecError: an import path leads to no codec.
+        """
+        find_codec(self.key, KEYS)
+        find_codec(self.value, VALUES)
+
+
+def _shown(key: object) -> str:
+    """Show a refused key without calling its methods: text, bytes and numbers shortened, of anything else the type.
+
+    It may be a value that was given in place of a key, so little of it is shown.
+    """
+    if isinstance(key, str):
+        text = str.__getitem__(key, slice(_SHOWN))
+        return ascii(text) + ("…" if str.__len__(key) > _SHOWN else "")
+    if isinstance(key, bytes):
+        return ascii(bytes(memoryview(key)[:_SHOWN])) + ("…" if bytes.__len__(key) > _SHOWN else "")
+    if type(key) in (int, float, bool) and not abs(cast(float, key)) > _LARGEST_SHOWN:
+        return repr(key)
+    return f"of type {type(key).__name__}"

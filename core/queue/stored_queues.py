@@ -1,0 +1,128 @@
+"""The queues and subscriptions of a store: finding, listing, adding and binding them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import Any
+
+from export_queue.core.arguments import check_text
+from export_queue.core.errors import HasSubscriptions, SinkBindingError, UnknownQueue
+from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout
+from export_queue.core.queue.queue import Queue
+from export_queue.core.references import check_sink_name
+from export_queue.core.store import Reading, Work, queries, removed_subscription
+
+_DERIVED = ("parent", "parent_number", "older")
+"""Fields of a queue that are no columns of these names."""
+COLUMNS = {"key": "key_codec", "value": "value_codec"}
+"""Columns of the options that are stored under another name."""
+
+
+def queue_of_row(work: Reading, row: Any) -> Queue:
+    """Make a queue of its row and its layouts."""
+    stored = {f.name: row[COLUMNS.get(f.name, f.name)] for f in fields(Queue) if f.name not in _DERIVED}
+    queue = Queue(**stored, parent=parent_of(row["id"]), parent_number=row["parent"])
+    if queue.layout == FIRST_LAYOUT:
+        return queue
+    older = queries.layouts.open_ones(work, queue.source_number, before=queue.layout)
+    return replace(queue, older=tuple(Layout(*found) for found in older))
+
+
+def parent_of(queue_id: str) -> str | None:
+    """Tell the queue of a subscription by its id; None for the id of a queue."""
+    parent, slash, _ = queue_id.partition("/")
+    return parent if slash else None
+
+
+def find_queue(work: Reading, queue_id: str) -> Queue:
+    """Read the options of a queue, or of a subscription: ``airports/search``.
+
+    :raises UnknownQueue: there is no such queue; the error names those that there are.
+    """
+    check_text(queue_id, what="queue id")
+    row = queries.queues.queue_row(work, queue_id)
+    if row is None:
+        known = [q.id for q in list_queues(work)]
+        parent, _, name = queue_id.partition("/")
+        if name and parent in known:
+            raise unknown_subscription(parent, name, [q for q in known if parent_of(q) == parent])
+        raise UnknownQueue(f"the store has no queue {queue_id!r}; it has: {', '.join(known) or 'none'}")
+    return queue_of_row(work, row)
+
+
+def unknown_subscription(queue_id: str, name: str, known: Iterable[str]) -> UnknownQueue:
+    """Build the error of work for a subscription that a queue does not have.
+
+    :param known: the names of those that it has.
+    """
+    return UnknownQueue(
+        f"queue {queue_id!r} has no subscription {name!r}; it has: {', '.join(known) or 'none'}",
+        hint=f"to add one: export-queue subscribe {queue_id} NAME, or store.subscribe({queue_id!r}, name)",
+    )
+
+
+def find_reader(work: Reading, queue_id: str) -> Queue:
+    """Read the options of a queue without subscriptions, or of a subscription: entries wait there for a drain.
+
+    :raises UnknownQueue: there is no such queue.
+    :raises HasSubscriptions: the queue has subscriptions, which hold its entries; the error names them.
+    """
+    queue = find_queue(work, queue_id)
+    if queue.fans_out:
+        names = ", ".join(reader.id for reader in readers_of(work, queue))
+        raise HasSubscriptions(
+            f"queue {queue_id!r} has no entries of its own: each of its subscriptions has them: {names}",
+            hint=f"name one of them instead of {queue_id!r}",
+        )
+    return queue
+
+
+def readers_of(work: Reading, queue: Queue) -> list[Queue]:
+    """Read the subscriptions of a queue, by name."""
+    return [queue_of_row(work, row) for row in queries.readers.reader_rows(work, queue.number)]
+
+
+def list_queues(work: Reading) -> list[Queue]:
+    """Read all queues and subscriptions, by name."""
+    return [queue_of_row(work, row) for row in queries.queues.queue_rows(work)]
+
+
+def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> None:
+    """Bind a queue to the name of the sink that it drains into.
+
+    :param rebind: change the name although the queue has another one.
+    :raises SinkBindingError: the queue drains into another sink.
+    :raises UnknownQueue: it is a subscription that was removed, perhaps with a new one of its name.
+    :raises InvalidArgument: no sink can have the name.
+    """
+    if queue.sink == sink and not rebind:
+        return
+    check_sink_name(sink)
+    queries.queues.bind_queue(work, queue.number, sink, rebind=rebind)
+    found = find_queue(work, queue.id)
+    if found.number != queue.number:
+        raise removed_subscription(f"subscription {queue.id!r}")
+    if found.sink != sink:
+        raise SinkBindingError(f"queue {queue.id!r} drains into sink {found.sink!r}, found a drain into {sink!r}")
+
+
+def add_reader(work: Work, parent: Queue, name: str, *, first_load: str | None) -> None:
+    """Store a subscription; its options are those of its queue, and it drains into a sink of its own."""
+    queries.queues.add_queue(
+        work,
+        {
+            "id": f"{parent.id}/{name}",
+            "parent": parent.number,
+            "layout": parent.layout,
+            "buckets": parent.buckets,
+            "buckets_per_range": parent.buckets_per_range,
+            "key_codec": parent.key,
+            "value_codec": parent.value,
+            "max_value_bytes": parent.max_value_bytes,
+            "exclusive": parent.exclusive,
+            "coalesce": parent.coalesce,
+            "sink": None,
+            "first_load": first_load,
+        },
+    )
