@@ -4,7 +4,7 @@
 2. Raise the horizon, in a SQL transaction of its own: a reader that sees a deletion sees the horizon, too.
 3. Delete, page by page, versions and conflict keys below the horizon, and outcomes, idempotency keys and records that
    are old.
-4. Delete the files of bulk entries that nobody needs any more.
+4. Delete the files of bulk entries that are no longer needed.
 5. Have the database reclaim the space.
 """
 
@@ -43,13 +43,13 @@ _TABLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long clean-up waits before it takes a thing for old; less is for tests alone, which wait for nothing."""
+    """Age limits for clean-up. Only tests lower them."""
 
     seconds: float = MAX_SHORT_SECONDS
-    """Nothing younger is old: a short transaction may read, and retry, for so long."""
+    """Data younger than this is kept: a short transaction may read and retry for as long."""
     between_calls: float = 600.0
-    """Seconds of the store's clock. A thing is old if it was old at an earlier call, so many seconds before: a clock
-    that steps forward for a moment makes nothing old."""
+    """Seconds of the store's clock. Data is old only if an earlier call, at least so long ago, found it old: a clock
+    that steps forward for a moment ages nothing."""
     files: float = GRACE_SECONDS
     """Seconds for which a file of bulk entries stays after a run has first found that nothing refers to it."""
 
@@ -76,11 +76,11 @@ class MaintenanceReport:
     removed: int
     """Entries, dead letters and locks of subscriptions that were removed."""
     segment_files: int
-    """Files of bulk entries that everybody has read, or that no transaction has committed, behind their grace time."""
+    """Deleted files of bulk entries that every reader has read, or that no transaction has committed."""
     more: bool
-    """Whether a subject came to the limit, so that another run goes on with it."""
+    """Whether a subject reached the limit, so that another run is needed."""
     busy: bool
-    """Whether another process was cleaning up, so that this one left something to it."""
+    """Whether another process was cleaning up, so that this one skipped work."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; the id is a string, since it exceeds 2⁵³."""
@@ -110,7 +110,7 @@ def maintain(
 ) -> MaintenanceReport:
     """Delete rows that no transaction can read, and no client asks for; safe beside other work, and to interrupt.
 
-    It works in short SQL transactions, by one process at a time; the next call goes on where this one ended.
+    It works in short SQL transactions, one process at a time; the next call continues where this one ended.
 
     :param limit: most rows of each subject that are looked at.
     :param keep_outcomes: seconds for which the outcome of a commit can be asked; an hour or more, as all of these.
@@ -179,11 +179,11 @@ def vacuum(
     patience: Patience,
     dry_run: bool = False,
 ) -> Vacuumed:
-    """Delete files of bulk entries that nobody needs any more, by the ages that an earlier call has seen.
+    """Delete files of bulk entries that are no longer needed, by the ages that an earlier call recorded.
 
     :param limit: most transactions that are looked at.
-    :param hidden_seconds: for so long the inputs of a compaction are kept; 0 keeps none, whatever their age.
-    :param dry_run: only say which files would be deleted; nothing is written.
+    :param hidden_seconds: how long the inputs of a compaction are kept; 0 keeps none.
+    :param dry_run: only report which files would be deleted; nothing is written.
     """
     went_back = not dry_run and record_low_watermark(database, age_ms=int(patience.seconds * 1000))
     return _vacuum(database, patience, hidden_seconds, limit=limit, went_back=went_back, dry_run=dry_run)
@@ -219,7 +219,7 @@ class _Turn:
         self.more = self.busy = False
 
     def prepare(self, age_ms: int, gap_ms: int) -> int | None:
-        """Raise the horizon; returns the time from which ages count, None if there is none yet."""
+        """Raise the horizon and return the time from which ages count; None if there is none yet."""
         with self._database.begin() as work:
             queries.cleanup.add_subjects(work, _SUBJECTS)
             settled_ms = queries.cleanup.settled_time(work, gap_ms=gap_ms)

@@ -14,11 +14,11 @@ from export_queue.core.store import Database, queries
 
 @dataclass(frozen=True, slots=True)
 class SafeFloor:
-    """A sequence; at or below it a store sends nothing any more."""
+    """A sequence at or below which a store sends nothing any more."""
 
     floor: int
     held_by: str | None
-    """The reason why it is not higher: ``in progress``, ``queued`` or ``a dead letter``; None if nothing does."""
+    """Why it is not higher: ``in progress``, ``queued`` or ``a dead letter``; None for no reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +49,10 @@ def safe_floor(database: Database) -> SafeFloor:
 
     The floor lies below every id in progress or invalid, every queued entry (staged ones too) and every dead letter of
     all queues of the store: no entry that is still to be sent lies at or below it. It is the highest such number:
-    acknowledged entries lie at or below it, and are stale if a drain that was given up sends them once more.
+    acknowledged entries lie at or below it, and are stale if an abandoned drain sends them once more.
 
-    Ids in progress are read *first*. A transaction that commits between the two looks is then found twice, in progress
-    and by its entries; in the other order it would not be found at all, and its entries would be stale in the sink.
+    Ids in progress are read *first*. A transaction that commits between the two reads is then found twice, in progress
+    and by its entries; in the other order it would be missed, and its entries would be stale in the sink.
     """
     with database.connect() as connection:
         view = database.dialect.steps.take_snapshot(connection)

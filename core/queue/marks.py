@@ -40,12 +40,12 @@ class Mark:
     who: str
     at_ms: int
     count: int
-    """How many entries it was about; 0 where that is not known."""
+    """How many entries it concerns; 0 if unknown."""
     details: Mapping[str, Any]
 
     @property
     def is_loss(self) -> bool:
-        """Whether the sink lacks something by it."""
+        """Whether the act made the sink lack something."""
         return self.act in LOSSES
 
     def line(self) -> str:
@@ -68,7 +68,7 @@ class Mark:
 
 
 def user_at_host() -> str:
-    """Name who does something, for the record."""
+    """Return who acts, for the record: user and host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # the user of a container may have no name
@@ -134,9 +134,9 @@ def _mark(row: Mapping[str, Any]) -> Mark:
 def mark_incomplete(
     work: Work, queue: Queue, act: str, *, who: str, details: Mapping[str, Any], number: int | None = None
 ) -> None:
-    """Note that a reader's sink lacks what was drained before; the first load of a subscription is missing then.
+    """Record that a reader's sink lacks what was drained before; of a subscription, the first load counts as missing.
 
-    :param number: the mark's, where the caller has drawn it.
+    :param number: the mark's number, if the caller has drawn it.
     """
     check_who(who)
     drained = queries.reports.count_acknowledged(work, queue.id)

@@ -1,4 +1,4 @@
-"""One action of Spark in a thread of its own, so that this one stays free to stop it and to tell how far it is."""
+"""Running one action of Spark in another thread, so that the caller can cancel it and report progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from export_queue.core.spark.start import cause_of
 _LOOK_SECONDS = 0.2
 _CANCEL_SECONDS = 0.5
 EVERY_SECONDS = 30.0
-"""How often a job's progress is told."""
+"""Seconds between two reports of a job's progress."""
 
 Row = TypeVar("Row")
 
@@ -33,8 +33,8 @@ def collect(
 
     :param group: the job group, under which Spark knows the action.
     :param title: what the job does, for people.
-    :param check: called again and again; raises an error if the job shall end.
-    :raises SparkJobFailed: the action failed; its line tells the cause.
+    :param check: called repeatedly; raises an error to end the job.
+    :raises SparkJobFailed: the action failed; the message names the cause.
     """
     rows: list[Row] = []
     errors: list[Exception] = []
@@ -57,13 +57,13 @@ def collect(
         _cancel(context, group)
         raise
     if errors:
-        check()  # a lost lease is the reason, if there is one
+        check()  # a lost lease is the real reason
         raise SparkJobFailed(cause_of(errors[0])) from errors[0]
     return rows
 
 
 def _cancel(context: SparkContext, group: str) -> None:
-    # Tasks work on for a moment after this; what they do then must not count.
+    # Tasks continue for a moment after this; their results must not count.
     def cancel() -> None:
         with contextlib.suppress(Exception):
             context.cancelJobGroup(group)
@@ -74,12 +74,12 @@ def _cancel(context: SparkContext, group: str) -> None:
 
 
 class JobProgress:
-    """Tells in the log how many tasks of a job group have ended, every 30 seconds.
+    """Logs every 30 seconds how many tasks of a job group have ended.
 
     :param context: the connection to Spark.
     :param group: the job group.
-    :param title: what the lines begin with.
-    :param clock: tells seconds.
+    :param title: how the lines begin.
+    :param clock: returns seconds.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class JobProgress:
         self._next = clock() + EVERY_SECONDS
 
     def tell(self) -> None:
-        """Write a line if it is time for one."""
+        """Log a line if 30 seconds have passed since the last one."""
         if self._clock() < self._next:
             return
         self._next = self._clock() + EVERY_SECONDS

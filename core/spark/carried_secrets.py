@@ -1,9 +1,9 @@
-"""Secrets that only the driver can look up, on their way to executors of another machine.
+"""Sending secrets that only the driver can look up to executors on other machines.
 
-References travel, and executors follow them by themselves. An ``env:`` reference of a client mode leads to the
-environment of ``spark-submit``, which executors of a cluster do not have. Its value may travel inside the closure of
-the tasks, if the cluster proves who connects and encrypts what it sends. The closure is kept small: PySpark writes a
-large one to a file.
+References are sent, and executors follow them. In client mode an ``env:`` reference leads to the environment of
+``spark-submit``, which executors of a cluster do not have. Its value may be sent inside the closure of the tasks if the
+cluster authenticates its members and encrypts its connections. The closure is kept small: PySpark writes a large one to
+a file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from export_queue.core.store import StoreSpec
 
 _ENV = "env:"
 _OF_CONNECTIONS = ("XQ_STORE_PASSWORD", "XQ_SINK_")
-"""How the variables begin in which Airflow's operators hand passwords of connections to the driver."""
+"""Prefixes of the variables in which Airflow's operators give the driver the passwords of connections."""
 _MOST_BYTES = 1 << 17
-"""Far below the megabyte from which on PySpark writes a closure to a file."""
+"""Far below one megabyte, above which PySpark writes a closure to a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class CarriedSecrets:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def unpack(self) -> None:
-        """Let this process follow the references; a variable that it has of its own stays."""
+        """Set the variables in this process, so that it can follow the references; existing variables stay."""
         for name, value in self.variables.items():
             os.environ.setdefault(name, value)
 
@@ -47,11 +47,11 @@ def references(store: StoreSpec, sink: SinkSpec | None = None) -> list[str]:
 
 
 def carried_secrets(conf: Mapping[str, str], wanted: Sequence[str], lacking: Collection[str]) -> CarriedSecrets:
-    """Collect the driver's variables that executors need; without protected connections they must need none.
+    """Collect the driver's variables that executors need; refuse if they need one and connections are not protected.
 
     :param conf: Spark's configuration, by name.
     :param wanted: references that tasks follow.
-    :param lacking: those that an executor was asked about, and cannot follow.
+    :param lacking: the references that some executor cannot follow.
     :raises ConfigurationError: an executor lacks a secret that must not, or cannot, be sent.
     """
     variables = {name: os.environ[name] for name in _names(wanted) if name in os.environ}

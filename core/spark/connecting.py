@@ -26,7 +26,7 @@ def connect(
     :param sink: what else they open.
     :param modules: what they import besides the driver of the store.
     :param seconds: how long Spark may take to start, and to find an executor.
-    :returns: the connection, and the secrets that executors of another machine cannot look up.
+    :returns: the connection, and the secrets that executors on other machines cannot look up.
     :raises ConfigurationError: this process or an executor lacks a module, or an executor lacks a secret.
     :raises SparkJobFailed: Spark did not start in time.
     """
@@ -55,5 +55,5 @@ def secrets_for(context: SparkContext, modules: Sequence[str], wanted: Sequence[
 
 
 def _preloaded(modules: Sequence[str]) -> list[str]:
-    """Choose what workers may have from the process that they are forked from: users' modules may start threads."""
+    """Choose the modules that may be imported before workers are forked: users' modules may start threads."""
     return ["pyspark.worker", *(name for name in modules if name.startswith("export_queue.") or name in _FORKABLE)]

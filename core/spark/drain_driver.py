@@ -20,7 +20,7 @@ from export_queue.core.spark.watchdog import note_stops
 from export_queue.core.store import Database
 
 _LAST_SECONDS = 5.0
-"""For the reports and leases of a follower whose jobs have ended."""
+"""Seconds for the reports and leases of a follower whose jobs have ended."""
 
 
 def run(arguments: DrainArguments) -> list[str]:
@@ -82,7 +82,7 @@ def _spark_engine(
 
 
 def _on_the_clock_of(database: Database, deadline: Deadline) -> int | None:
-    """Tell at which moment of the store's clock, in milliseconds, the time of a drain is over; None for none."""
+    """Return when the drain must end, in milliseconds of the store's clock; None for no limit."""
     deadline.check()
     if deadline.time_limit is None:
         return None

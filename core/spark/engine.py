@@ -1,4 +1,4 @@
-"""The engine of a drain on Spark: one job, whose tasks have about as much to do each."""
+"""The engine of a drain on Spark: one job, whose tasks get about equal amounts of work."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from export_queue.core.transactions import Snapshot
 JOB_GROUP = "export-queue-drain"
 _PROBES = 16
 _TASKS_PER_CORE = 3
-"""So that a core whose tasks were light takes over from one whose tasks were heavy."""
+"""More than one, so that cores with light tasks take work from those with heavy ones."""
 STOP_SECONDS = 10.0
-"""How long tasks may take to end by themselves once the drain's time is over; then their job is cancelled."""
+"""How long tasks may take to end once the drain's time is over; then their job is cancelled."""
 
 log = logging.getLogger("export_queue.drain")
 
@@ -57,9 +57,9 @@ class SparkEngine:
     :param sink: the sink, which each task opens.
     :param request: parameters of the drain; its exporter is an import path.
     :param max_parallel: the most tasks that drain at once.
-    :param secrets: secrets that executors of another machine cannot look up.
-    :param deadline: when the drain ends at the latest.
-    :param ends_ms: the same as a moment of the store's clock, which tasks look at; None for none.
+    :param secrets: secrets that executors on other machines cannot look up.
+    :param deadline: when the drain must end.
+    :param ends_ms: the same by the store's clock, for tasks; None for no limit.
     """
 
     context: SparkContext
@@ -95,7 +95,7 @@ class SparkEngine:
 
     @property
     def _bounded(self) -> DrainRequest:
-        """The request for this process; that of the tasks travels, and clocks do not."""
+        """The request for this process. The tasks' request is sent to them, without a clock."""
         return replace(self.request, retry=self.deadline.bounded(self.request.retry))
 
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
@@ -125,7 +125,7 @@ class SparkEngine:
             if not is_told:
                 is_told = True
                 log.info("%s: the time is over; tasks end behind the batch at hand", queue.id)
-            # One that waits for an executor, or for a sink, cannot.
+            # A task that waits for an executor or a sink cannot end.
             if self.deadline.clock() >= self.deadline.until + STOP_SECONDS:
                 self.deadline.check()
 
@@ -138,7 +138,7 @@ class SparkEngine:
 
         :param setup: what all tasks need.
         :param parts: the parts of each task.
-        :param check: called again and again; raises an error if the job shall end.
+        :param check: called repeatedly; raises an error to end the job.
         :returns: the report of each part.
         :raises SparkJobFailed: the job failed.
         """
@@ -156,17 +156,17 @@ class SparkEngine:
 
 
 def _number_of_attempt() -> int:
-    """Number the attempt of a task that runs in this worker; no other of the application has the same."""
+    """Return the number of the task attempt in this worker, unique within the application."""
     context = TaskContext.get()
     assert context is not None
     return int(context.taskAttemptId())
 
 
 def check_driver(modules: Sequence[str]) -> None:
-    """Make sure that this process can import what a drain needs.
+    """Make sure that this process can import some modules.
 
     :param modules: names of modules.
-    :raises ConfigurationError: a module is missing; the error names it, and what it lacks.
+    :raises ConfigurationError: a module cannot be imported; the error names it and the cause.
     """
     absent = []
     for name in modules:
@@ -180,18 +180,18 @@ def check_driver(modules: Sequence[str]) -> None:
 
 
 def ask_executors(context: SparkContext, modules: Sequence[str], references: Sequence[str]) -> list[str]:
-    """Make sure that executors can import what a drain needs.
+    """Make sure that executors can import some modules, and ask which secrets they can look up.
 
     :param modules: names of modules.
     :param references: references to secrets.
     :returns: references that an executor cannot follow.
-    :raises ConfigurationError: their Python, or a module, is missing or does not fit; the error names it.
-    :raises SparkJobFailed: they do not answer.
+    :raises ConfigurationError: their Python or a module is missing or does not fit; the error names it.
+    :raises SparkJobFailed: executors do not answer.
     """
     if shares_process(context.master):
         return []
 
-    # Shipped by value, without a name of this library in it: executors may lack the library itself.
+    # Sent by value, without a name of this library in it: executors may lack the library itself.
     def probe(numbers: Iterator[int]) -> Iterator[tuple[str, list[tuple[str, str]], list[str]]]:
         import importlib
         import sys
@@ -229,10 +229,10 @@ _NO_PROGRAM = re.compile(r"Cannot run program \"([^\"]*)\"")
 
 
 def _explain_python(error: SparkJobFailed, program: str) -> None:
-    """Say it if executors have no Python that fits.
+    """Explain a failure that comes from the executors' Python.
 
     :param program: their Python, as the driver names it.
-    :raises ConfigurationError: they have not.
+    :raises ConfigurationError: their Python is missing, or of another version.
     """
     text = f"{error.__cause__} "
     hint = "name a Python of the driver's version that every executor has: spark_python=, or PYSPARK_PYTHON"

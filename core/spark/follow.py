@@ -1,6 +1,6 @@
-"""A follower on Spark: one application, whose start is paid once, and a job each time that something has come.
+"""A follower on Spark: one application, which starts once, and one job whenever entries have come.
 
-The driver looks at the queue, claims and shares out, as the driver of a drain does; few entries are one task's work.
+The driver polls the queue, claims units and shares them out, as a drain does; few entries become one task.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from export_queue.core.spark.tasks import TaskSetup
 from export_queue.core.transactions import Snapshot
 
 ROUND_SECONDS = 5.0
-"""How long tasks go on with new chunks: longer than in one process, since a job costs more than a look."""
+"""How long tasks continue with new chunks: longer than in one process, since a job costs more than a poll."""
 PACE_SECONDS = 0.2
 """Least time from one job to the next, for the same reason."""
 LATE_SECONDS = 15.0
-"""How long a job may go on behind its round once the follower is told to stop; it may wait for executors."""
+"""How long a job may outlast its round once the follower is told to stop; it may wait for executors."""
 
 
 def follow_with(store: Store, engine: SparkEngine, request: DrainRequest, *, stop: Callable[[], bool]) -> DrainReport:
-    """Follow by the tasks of an application that runs.
+    """Follow by the tasks of a running application.
 
     :param store: the store, open in the driver.
     :param engine: the application, and all that its tasks need.
     :param request: parameters of the follower's drains.
-    :param stop: tells whether to end.
+    :param stop: returns whether to end.
     :returns: the sum of all reports.
     :raises SparkJobFailed: Spark has ended the application.
     """
@@ -70,7 +70,7 @@ def follow_with(store: Store, engine: SparkEngine, request: DrainRequest, *, sto
 
 @dataclass(slots=True)
 class Application:
-    """The application, as long as Spark keeps it: without it no other attempt of this process would help.
+    """The Spark application of a follower. Once Spark has ended it, this process cannot continue.
 
     :param context: the connection to Spark.
     """
@@ -80,7 +80,7 @@ class Application:
     reason: str = ""
 
     def look(self, error: SparkJobFailed) -> None:
-        """Find out whether Spark has ended the application, behind a job that failed."""
+        """Find out, after a failed job, whether Spark has ended the application."""
         try:
             self.has_gone = bool(self.context._jsc.sc().isStopped())
         except Exception:  # Java does not answer
@@ -90,10 +90,10 @@ class Application:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowEngine(SparkEngine):
-    """Brings what has come by one job, which ends between two chunks when its round is over.
+    """Delivers what has come by one job, which ends between two chunks when its round is over.
 
     :param application: the application of the follower.
-    :param is_over: tells whether the follower is to end.
+    :param is_over: returns whether the follower is to end.
     """
 
     application: Application

@@ -1,4 +1,4 @@
-"""What follows from Spark's master: where executors run, and which masters cannot run a drain."""
+"""What Spark's master implies: where executors run, and which masters cannot run a job."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _YARN_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 
 def is_local(master: str) -> bool:
-    """Tell whether executors run on the driver's machine: they have its environment, and see its files."""
+    """Return whether executors run on the driver's machine, with its environment and files."""
     return master == "local" or master.startswith(("local[", "local-cluster["))
 
 
 def shares_process(master: str) -> bool:
-    """Tell whether executors are the driver's own processes, with its packages."""
+    """Return whether executors are processes of the driver, with its packages."""
     return master == "local" or master.startswith("local[")
 
 
@@ -31,13 +31,13 @@ def check_master(
     environment: Mapping[str, str] | None = None,
     has_spark_env: bool = False,
 ) -> None:
-    """Refuse a master that cannot run a drain; in a moment, where Spark would take long to say so.
+    """Refuse a master that cannot run a job, at once: Spark itself would take long to say so.
 
     :param master: Spark's master.
     :param deploy_mode: ``client`` or ``cluster``; None where it is not known.
     :param environment: variables of ``spark-submit``; None where they are not known.
     :param has_spark_env: whether Spark's own ``spark-env.sh`` may set more variables.
-    :raises ConfigurationError: it cannot.
+    :raises ConfigurationError: the master cannot run a job.
     """
     if master.startswith("sc://"):
         raise ConfigurationError(
@@ -63,9 +63,9 @@ def check_master(
 
 
 def check_answers(master: str, *, seconds: float = 5.0) -> None:
-    """Make sure that a master accepts connections; Spark itself takes a minute to say that it does not, and no name.
+    """Make sure that a master accepts connections. Spark itself takes a minute to fail, and does not name the address.
 
-    Masters of YARN, and Kubernetes behind a proxy, are left to Spark.
+    YARN, and Kubernetes behind a proxy, are not checked.
 
     :param master: Spark's master.
     :param seconds: how long each of its addresses may take.
@@ -101,7 +101,7 @@ def refuse_remote_sqlite(master: str, store: StoreSpec, sink: SinkSpec | None = 
     """Refuse a store or a sink in a file where Spark's executors run on other machines.
 
     :param master: Spark's master, such as ``local[2]`` or ``spark://host:7077``.
-    :raises ConfigurationError: they do.
+    :raises ConfigurationError: a file could not be reached.
     """
     if is_local(master):
         return

@@ -1,4 +1,4 @@
-"""Why a driver failed, for the process that submitted it: ``spark-submit`` ends with a number alone."""
+"""Why a driver failed, for the process that submitted it: ``spark-submit`` returns only an exit status."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger("export_queue")
 
 @contextlib.contextmanager
 def problem_kept(store: StoreSpec, key: str | None) -> Iterator[None]:
-    """Store the error of a block before it leaves the block.
+    """Store the error of a block, and raise it again.
 
     :param store: the store.
-    :param key: idempotency key whose result the error becomes; None where nobody asks for it.
+    :param key: idempotency key whose result the error becomes; None stores nothing.
     """
     try:
         yield
@@ -41,7 +41,7 @@ def kept_problem(store: Store, key: str | None) -> ExportQueueError | None:
     """Return the error that a driver has stored under a key; None if there is none.
 
     :param store: an open store.
-    :param key: as the driver got it.
+    :param key: the key that the driver was given.
     """
     if key is None or not (state := store.idempotency(key)).committed:
         return None

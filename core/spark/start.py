@@ -1,4 +1,4 @@
-"""Starting Spark: bounded in time, and with one line of cause where it fails."""
+"""Starting Spark within a time limit, with the cause in one line if it fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from export_queue.core.spark.masters import check_answers, shares_process
 from export_queue.core.spark.worker_daemon import MODULE, PRELOADED
 
 _LEAST_SECONDS = 1e-3
-"""A timer of none would never ring."""
+"""A timer of 0 seconds would never ring."""
 
 
 class _TooLate(BaseException):
@@ -57,7 +57,7 @@ def start_deadline(seconds: float) -> Iterator[None]:
 def submitted_settings() -> dict[str, str]:
     """Return the settings of the submission; no executor starts for that.
 
-    :raises SparkJobFailed: Java did not start; its whole story is in the log above.
+    :raises SparkJobFailed: Java did not start; the log above has the details.
     """
     try:
         with _pandas_unseen():
@@ -73,7 +73,7 @@ def start_spark(name: str, *, preloaded: Sequence[str] = ()) -> SparkContext:
     :param name: name of the application.
     :param preloaded: modules that every task imports and that start no thread: where workers are processes of this
         machine, one process imports the modules and is forked.
-    :raises SparkJobFailed: Spark did not start; its whole story is in the log above.
+    :raises SparkJobFailed: Spark did not start; the log above has the details.
     """
     try:
         with _pandas_unseen():
@@ -91,7 +91,7 @@ def start_spark(name: str, *, preloaded: Sequence[str] = ()) -> SparkContext:
 
 @contextlib.contextmanager
 def _pandas_unseen() -> Iterator[None]:
-    """Let PySpark find no pandas: its first call of Java would import pandas only to see whether it is there."""
+    """Hide pandas from PySpark, whose first call of Java would import pandas only to see whether it is installed."""
     if "pandas" in sys.modules:
         yield
         return
@@ -111,7 +111,7 @@ def _daemon_settings(conf: SparkConf, preloaded: Sequence[str]) -> dict[str, str
     if not isinstance(loader, zipimporter):  # Spark was not told where the library is
         return {}
     if any(conf.contains(setting) for setting in ("spark.python.daemon.module", "spark.executorEnv.PYTHONPATH")):
-        return {}  # the user's own ones
+        return {}  # the user has set them
     return {
         "spark.python.daemon.module": MODULE,
         "spark.executorEnv.PYTHONPATH": loader.archive,
@@ -120,7 +120,7 @@ def _daemon_settings(conf: SparkConf, preloaded: Sequence[str]) -> dict[str, str
 
 
 def cause_of(error: BaseException) -> str:
-    """Find the one line of a Java error, or of a Python one, that tells the cause."""
+    """Find the line of a Java or Python error that names the cause."""
     lines = [line.strip() for line in str(error).splitlines()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     raised = [line.removeprefix(": ") for line in lines if line.startswith(": ")]

@@ -1,4 +1,4 @@
-"""The process that submitted a job, known so that nothing else is taken for it."""
+"""The process that submitted a job, identified so that no other process is mistaken for it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ENDED = ("Z", "X")
 class Submitter:
     """A process of this machine whose death ends the driver.
 
-    :param pid: its number, which the kernel gives to others later.
-    :param started: when it started, in the kernel's ticks since the machine's start.
-    :param namespace: where the number counts; a driver in another container cannot tell, and does not look.
+    :param pid: its number, which the kernel reuses later.
+    :param started: when it started, in kernel ticks since the machine's start.
+    :param namespace: where the number is valid; a driver in another container does not check the process.
     """
 
     pid: int
@@ -25,18 +25,18 @@ class Submitter:
 
     @classmethod
     def here(cls) -> Self | None:
-        """Describe this process; None where the kernel tells nothing of processes."""
+        """Describe this process; None without ``/proc``."""
         facts, namespace = _facts(os.getpid()), _namespace()
         return None if facts is None or namespace is None else cls(os.getpid(), facts[1], namespace)
 
     @property
     def is_in_sight(self) -> bool:
-        """Whether this process sees the other one, alive or not."""
+        """Whether this process could see the other one."""
         return _namespace() == self.namespace
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs; one that has ended and waits for its parent does not."""
+        """Whether the process runs; a zombie does not."""
         facts = _facts(self.pid)
         return facts is not None and facts[0] not in _ENDED and facts[1] == self.started
 
@@ -44,7 +44,7 @@ class Submitter:
 def _facts(pid: int) -> tuple[str, int] | None:
     """Read a process's state and start."""
     try:
-        # The name in front may hold anything, brackets too.
+        # The name before them may hold anything, brackets too.
         words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None

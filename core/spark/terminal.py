@@ -14,10 +14,10 @@ from export_queue.core.drain import Left, OnLeft
 
 @contextlib.contextmanager
 def shown_bar(title: str) -> Iterator[OnLeft | None]:
-    """Draw a bar for a block, where the job was submitted from a terminal.
+    """Draw a progress bar during a block if the job was submitted from a terminal.
 
-    :param title: what stands before the bar.
-    :returns: what is called with each count of what is left; None where there is no terminal.
+    :param title: the text before the bar.
+    :returns: a function that takes each count of remaining entries; None without a terminal.
     """
     with contextlib.ExitStack() as open_files:
         terminal = _terminal(2)
@@ -44,7 +44,7 @@ def shown_bar(title: str) -> Iterator[OnLeft | None]:
 
 @contextlib.contextmanager
 def _lines_above(handler: logging.Handler) -> Iterator[None]:
-    """Write lines above the bar where the standard output is the terminal, too; else they go on as they are."""
+    """If the standard output is the terminal too, write log lines above the bar; else leave them unchanged."""
     output = _terminal(1)
     if output is None:
         yield
@@ -75,7 +75,7 @@ def _terminal(number: int) -> TextIO | None:
 
 
 class _Leaving(io.FileIO):
-    """A terminal that may be closed while the drain goes on: what it does not take is lost."""
+    """A terminal that may be closed during the drain: output that it does not accept is discarded."""
 
     def write(self, content: Any) -> int:
         try:

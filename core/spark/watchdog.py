@@ -1,11 +1,11 @@
-"""An end for drivers whose submitter is gone.
+"""Ending drivers whose submitter is gone.
 
-``spark-submit`` is a Java process, the driver's Python is its child. A submitter that kills
-``spark-submit`` sends nothing to the child, which would go on as an orphan. So the driver asks the
-kernel for a signal at its parent's death; where the kernel has none, the driver looks itself.
+``spark-submit`` is a Java process, and the driver's Python is its child. A submitter that kills ``spark-submit`` sends
+no signal to the child, which would continue as an orphan. So the driver asks the kernel for a signal at its parent's
+death; where the kernel offers none, the driver polls.
 
-The submitter may die alone, as Airflow's task does when its memory is taken: ``spark-submit`` survives that. So the
-driver looks at the submitter, too, whose number and start came with its arguments.
+The submitter may die alone, as when Airflow's task is killed for lack of memory: ``spark-submit`` survives that. So the
+driver also polls the submitter, whose number and start are among its arguments.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ STOPPED = 143
 
 
 class DriverStopped(BaseException):
-    """The driver was told to stop, or its parent has gone; not an error that anything should handle."""
+    """The driver was told to stop, or its parent is gone; not an error that anything should handle."""
 
 
 def stop_when_orphaned(submitter: Submitter | None = None) -> None:
-    """Raise :class:`DriverStopped` in the main thread at SIGTERM, and when the parent or the submitter has gone.
+    """Raise :class:`DriverStopped` in the main thread at SIGTERM, and when the parent or the submitter is gone.
 
     Call it in the main thread, at the start.
 
-    :param submitter: the process that started the parent; None where nobody waits for the job.
+    :param submitter: the process that started the parent; None if none waits for the job.
     """
     signal.signal(signal.SIGTERM, _stop)
     parent = os.getppid()
@@ -54,15 +54,15 @@ def stop_when_orphaned(submitter: Submitter | None = None) -> None:
 
 
 def note_stops(*, late_seconds: float) -> Callable[[], bool]:
-    """Have the signals of :func:`stop_when_orphaned` raise nothing from now on.
+    """Record the signals of :func:`stop_when_orphaned` from now on instead of raising an error.
 
-    :param late_seconds: how long behind the end of the parent or of the submitter this process may go on.
-    :returns: tells whether such a signal has come.
+    :param late_seconds: how long this process may continue after the end of its parent or submitter.
+    :returns: a function that returns whether such a signal has come.
     """
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        # No more: a signal may come while this very function runs for another one.
+        # Nothing else: a second signal may interrupt this function.
         noted.append(number)
 
     threading.Thread(target=_leave_behind, args=(late_seconds,), name="export-queue-stop", daemon=True).start()
@@ -77,7 +77,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 _why: list[str] = []
-"""What the watching thread saw before it told the main thread to stop."""
+"""Why the watching thread told the main thread to stop."""
 
 
 def _watch(parent: int, submitter: Submitter | None) -> None:
@@ -98,13 +98,13 @@ def _leave_behind(seconds: float) -> None:
 
 
 def _leave_late(seconds: float) -> None:
-    # A dead Java process, or a store that does not answer, may hang the driver; leases end by themselves.
+    # A dead Java process or a store that does not answer may block the driver; its leases expire.
     time.sleep(seconds)
     os._exit(STOPPED)
 
 
 def _is_java(pid: int) -> bool:
-    """Tell whether a process is Java: in a container spark-submit itself may be the first process."""
+    """Return whether a process is Java: in a container spark-submit itself may be process 1."""
     try:
         return Path(f"/proc/{pid}/exe").resolve().name == "java"
     except OSError:
