@@ -133,7 +133,6 @@ class Cluster:
         self._wanted_shards = wanted_shards
 
     def prepare(self) -> None:
-        """Look which node serves which slot, and check all primaries."""
         self._nodes.look()
         agree_on_shards(
             self,
@@ -146,7 +145,6 @@ class Cluster:
         self.is_known = True
 
     def ask(self, key: bytes, *commands: Command) -> list[Reply]:
-        """Send commands to the primary that serves a key."""
         with self._watched():
             return self._nodes.at(key).ask_all(*commands)
 
@@ -160,7 +158,6 @@ class Cluster:
             raise
 
     def prove(self, control_key: bytes, *, readmit: bool) -> None:
-        """Compare incarnations and fences of all primaries, and leave an incarnation where there is none."""
         if not readmit:
             (noted,) = self.ask(control_key, ("HGET", control_key, "incarnations"))
             self._incarnations.expect(noted)
@@ -239,13 +236,11 @@ class Cluster:
         return removed
 
     def wait_for_replicas(self, *, wanted: int, seconds: float) -> None:
-        """Wait for the replicas of all primaries."""
         with self._watched():
             keys = {node: layout.key_in_slot(layout.WAITED, slot) for node, slot in self._nodes.primaries().items()}
             wait_for_replicas(keys, wanted=wanted, seconds=seconds)
 
     def close(self) -> None:
-        """Close the connections to all nodes."""
         self._nodes.close()
 
     def _call(self, script: bytes, calls: Mapping[bytes, Packed]) -> dict[bytes, Any]:

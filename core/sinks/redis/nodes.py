@@ -18,7 +18,7 @@ class Nodes:
 
     :param seed: the node that the sink's description names.
     :param connect: makes a connection to a node, by host and port.
-    :param check: looks at a primary before anything is written to it.
+    :param check: examines a primary before anything is written to it.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Nodes:
         self._known = {seed.server: seed}
         """By address; the node that was asked last stands last."""
         self._ranges: list[tuple[int, int, Connection]] = []
-        """First and last slot, and the primary that serves them; empty before the first look and after trouble."""
+        """First and last slot, and the primary that serves them; empty before the first query and after an error."""
 
     def look(self) -> None:
         """Ask which node serves which slot, and check these nodes.
@@ -78,11 +78,11 @@ class Nodes:
         if not self._ranges:
             self.look()
         slot = key_slot(key)
-        place = bisect_right(self._ranges, slot, key=lambda found: found[0]) - 1
-        if place < 0 or self._ranges[place][1] < slot:
+        index = bisect_right(self._ranges, slot, key=lambda found: found[0]) - 1
+        if index < 0 or self._ranges[index][1] < slot:
             self.forget()
             raise SinkUnavailable(f"Redis Cluster at {self._seed.server}: no node serves slot {slot}")
-        return self._ranges[place][2]
+        return self._ranges[index][2]
 
     def primaries(self) -> dict[Connection, int]:
         """Return all primaries, each with one of its slots."""

@@ -53,7 +53,6 @@ class SingleServer:
         self._retry = retry
 
     def prepare(self) -> None:
-        """Agree on the number of shards."""
         self._shards = agree_on_shards(
             self,
             self._incarnations,
@@ -65,7 +64,6 @@ class SingleServer:
         self.is_known = True
 
     def ask(self, key: bytes, *commands: Command) -> list[Reply]:
-        """Send commands; all keys lie on this server."""
         return self._ask(*commands)
 
     def _ask(self, *commands: Command) -> list[Reply]:
@@ -94,7 +92,6 @@ class SingleServer:
         return ()
 
     def write(self, operations: Operations) -> ApplyResult:
-        """Write what is newer than its rank, piece by piece."""
         look = self._incarnations.look(layout.CONTROL)
         check = partial(self._incarnations.check, layout.CONTROL, server=self._connection.server)
         batch = Batch(operations, self._shards)
@@ -173,12 +170,10 @@ class SingleServer:
         return True
 
     def sweep(self, floor: int) -> int:
-        """Remove tombstones from all hashes of ranks."""
         names = layout.rank_hashes(self._shards)
         return sweep_hashes(self._ask, names, stale_text(floor), self._name)
 
     def wait_for_replicas(self, *, wanted: int, seconds: float) -> None:
-        """Wait for the server's replicas."""
         try:
             wait_for_replicas({self._connection: layout.WAITED}, wanted=wanted, seconds=seconds)
         except Exception:
@@ -186,5 +181,4 @@ class SingleServer:
             raise
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()

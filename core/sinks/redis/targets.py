@@ -81,16 +81,14 @@ class StringTarget:
     hashes = b"xq:rank:"
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
-        """Refuse keys that are the sink's own."""
         _refuse_reserved(operations.collections, operations.ids, reasons)
 
     def locate(self, operations: Operations) -> Records:
-        """The key is also the rank's field."""
+        # the key is also the rank's field
         keys = packed_keys_of(operations.collections, operations.ids)
         return Records(keys, keys, (), operations.documents, operations.ttls)
 
     def checked_keys(self, records: Records) -> Sequence[bytes]:
-        """None."""
         return ()
 
     def longest_part(self, record: bytes, document: bytes | None) -> int:
@@ -98,7 +96,6 @@ class StringTarget:
         return len(document or b"")
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Packed]:
-        """One MSET for the puts, one UNLINK for the deletes, a SET for each put with a time to live."""
         keys, documents = records.keys, records.documents
         if len(positions) == len(keys) and records.ttls is None and all(documents):  # no need to look at each
             return [with_pairs(_MSET, keys, cast(Sequence[bytes], documents))]
@@ -124,7 +121,6 @@ class HashTarget(StringTarget):
     """Each record is a hash: the fields of its document, a JSON object. It is replaced as a whole."""
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
-        """Refuse documents that have no fields, too."""
         super().refuse(operations, reasons)
         for i, document in enumerate(operations.documents):
             if document is not None and i not in reasons:
@@ -138,7 +134,7 @@ class HashTarget(StringTarget):
         return 0 if document is None else max(map(len, fields_of(document)))
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Packed]:
-        """One UNLINK for all, so that no field of before stays; then an HSET for each put."""
+        # all are unlinked first, so that no earlier field stays
         commands = [with_words(_UNLINK, [records.keys[i] for i in positions])] if positions else []
         for i in positions:
             if (document := records.documents[i]) is not None:
@@ -158,7 +154,6 @@ class SetTarget:
     hashes = b"xq:member:"
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
-        """Refuse ids that name no member, keys that are the sink's own, and members that are to expire."""
         _refuse_reserved(operations.collections, operations.ids, reasons)
         for i, ttl in enumerate(operations.ttls or ()):
             if ttl is not None:
@@ -171,7 +166,7 @@ class SetTarget:
                 reasons.setdefault(i, "the name of a set holds no NUL")
 
     def locate(self, operations: Operations) -> Records:
-        """The set's key and the member; with a NUL between them, they are the rank's field."""
+        # the key and the member, with a NUL between them, are the rank's field
         split = [record.partition(b"/") for record in operations.ids]
         keys = keys_of(operations.collections, [name for name, _, _ in split])
         members = [member for _, _, member in split]
@@ -179,7 +174,7 @@ class SetTarget:
         return Records(pack_words(keys), pack_words(fields), pack_words(members), operations.documents)
 
     def checked_keys(self, records: Records) -> Sequence[bytes]:
-        """All sets: a command on another type would fail alone, in the middle of a transaction, without a roll-back."""
+        # all sets: a command on another type would fail alone, in the middle of a transaction, without a rollback
         return list(dict.fromkeys(records.keys))
 
     def longest_part(self, record: bytes, document: bytes | None) -> int:
@@ -187,7 +182,6 @@ class SetTarget:
         return len(record)
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Packed]:
-        """One SADD and one SREM for each set."""
         commands: dict[tuple[bool, bytes], list[bytes]] = {}
         for i in positions:
             commands.setdefault((records.documents[i] is None, records.keys[i]), [records.keys[i]]).append(

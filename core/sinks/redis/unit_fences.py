@@ -23,12 +23,12 @@ from export_queue.core.sinks.redis.pieces import Batch, Piece
 from export_queue.core.sinks.redis.targets import Target
 
 GUARD = "guard"
-"""Field of a queue's control record: ``fence``; one that lacks it is of a sink with the guard ``seq``."""
+"""Field of a queue's control record: ``fence``. A record without this field belongs to the guard ``seq``."""
 _FENCE = "fence"
 
 
 def check_queue(guard: bytes | None, *, is_known: bool, is_fenced: bool, queue_id: str, sink: object) -> None:
-    """Make sure that all that a queue brought here was brought under one guard.
+    """Make sure that all records of a queue were written under one guard.
 
     :param guard: the field of its control record.
     :param is_known: whether it has a control record.

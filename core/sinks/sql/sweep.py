@@ -14,19 +14,19 @@ from export_queue.core.sinks.naming import names_of
 from export_queue.core.sinks.sql.tables import DELETED, RANK
 
 PAGE = 5000
-"""Rows that one transaction looks at."""
+"""Rows that one transaction examines."""
 REPORT_PAGES = 200
-"""Pages after which the log says how far the sweep is."""
+"""Pages between two lines of the log about progress."""
 
 _Result = TypeVar("_Result")
 Run = Callable[[Callable[[sa.Connection], _Result]], _Result]
-"""Runs a transaction, again where it gave way to another one."""
+"""Runs a transaction. Retries when it gives way to another one."""
 
 log = logging.getLogger("export_queue.sweep")
 
 
 def tables_of(connection: sa.Connection, *, schema: str | None, template: str, keys: Sequence[str]) -> list[str]:
-    """Find the tables that a template may name and that are the sink's by their columns.
+    """Find the tables that a template may name and whose columns are those of the sink.
 
     :param template: of their names, without a schema.
     :param keys: columns of the primary key.
@@ -78,16 +78,18 @@ def sweep_table(run: Run[Any], *, schema: str | None, name: str, keys: Sequence[
             log.info("table %s: %d rows looked at, %d tombstones removed", name, pages * PAGE, removed)
 
 
-def _beyond(columns: Sequence[sa.ColumnElement[Any]], place: Sequence[Any], *, upwards: bool) -> sa.ColumnElement[bool]:
-    """Say that a key lies behind a place, or at it or before it.
+def _beyond(
+    columns: Sequence[sa.ColumnElement[Any]], position: Sequence[Any], *, upwards: bool
+) -> sa.ColumnElement[bool]:
+    """Return the condition that a key comes after a position, or that it does not.
 
     Column by column and not as a row of values: some databases have no such rows, and some use no index for them.
     """
-    column, value, rest = columns[0], place[0], columns[1:]
+    column, value, rest = columns[0], position[0], columns[1:]
     strictly: sa.ColumnElement[bool] = column > value if upwards else column < value
     from_there: sa.ColumnElement[bool] = column >= value if upwards else column <= value
     if not rest:
         return strictly if upwards else from_there
-    deeper = sa.or_(strictly, sa.and_(column == value, _beyond(rest, place[1:], upwards=upwards)))
+    deeper = sa.or_(strictly, sa.and_(column == value, _beyond(rest, position[1:], upwards=upwards)))
     # a repetition, since databases find the beginning of a range by this condition
     return sa.and_(from_there, deeper)

@@ -92,7 +92,6 @@ class GenericDialect:
         self._timeout = timeout
 
     def engine(self) -> sa.Engine:
-        """Make the engine; the password is looked up at each connection and is not part of its URL."""
         engine = sa.create_engine(self._url, hide_parameters=True, pool_timeout=self._timeout)
 
         give_password(engine, self._password)
@@ -107,7 +106,6 @@ class GenericDialect:
         return engine
 
     def folds_names(self, connection: sa.Connection) -> bool:
-        """As a rule not: names are quoted."""
         return False
 
     def begin(self, connection: sa.Connection) -> None:
@@ -117,16 +115,13 @@ class GenericDialect:
         """Nothing: each database has a way of its own."""
 
     def create_control(self, connection: sa.Connection, schema: str | None) -> Mapping[str, str]:
-        """Return the statements that create the control tables."""
         return {table.name: _text(CreateTable(table), connection) for table in control_tables(schema)}
 
     def create_table(self, connection: sa.Connection, table: Table) -> list[str]:
-        """Return the statements that create a table and its view."""
         create = _text(CreateTable(_described(table)), connection)
         return [create, _view(table, connection)] if table.ranked else [create]
 
     def add_columns(self, connection: sa.Connection, table: Table, missing: Sequence[str]) -> list[str]:
-        """Return the statements that give a table the columns that it lacks."""
         described, compiler = (
             _described(table),
             connection.dialect.ddl_compiler(connection.dialect, CreateTable(_described(table))),
@@ -149,7 +144,6 @@ class GenericDialect:
         """Nothing: rows are read before they are written, and are found by the key alone."""
 
     def problems(self, connection: sa.Connection, table: Table) -> list[str]:
-        """Try what the guarantees stand on, with rows that are rolled back."""
         described, odd = _described(table), secrets.token_hex(8)
         texts = [f"{odd}{tail}" for tail in _TRICKY] if any(key.type == "text" for key in table.key.columns) else [odd]
         blank = dict.fromkeys((column.name for column in table.contents.columns), None)
@@ -172,7 +166,6 @@ class GenericDialect:
         return ["the database does not enforce the primary key"]
 
     def upsert(self, connection: sa.Connection, table: Table, rows: Rows) -> int:
-        """Change the rows that are there, insert the others."""
         return self._upsert(connection, table, list(zip(*rows.columns(table), strict=True)))
 
     def _upsert(self, connection: sa.Connection, table: Table, rows: Sequence[Row]) -> int:
@@ -205,12 +198,10 @@ class GenericDialect:
         return written
 
     def held(self, connection: sa.Connection, table: Table, rows: Rows) -> int:
-        """Read the rows."""
         wanted = list(zip(*rows.columns(table), strict=True))
         return len(wanted) - len(_older(_ranks(connection, _described(table), table, wanted), table, wanted))
 
     def delete(self, connection: sa.Connection, table: Table, rows: Rows) -> int:
-        """Delete row by row."""
         described, places = _described(table), [f"at_{key}" for key in table.keys]
         keys = list(zip(*rows.keys, strict=True))
         gone = sa.delete(described).where(*_at(described, table))
@@ -218,7 +209,6 @@ class GenericDialect:
         return len(_ranks(connection, described, table, keys))
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
-        """Judge by the classes that every driver has; an ambiguous error is tried again, a few times."""
         words = str(error).strip()
         if isinstance(error, self._dbapi.IntegrityError):
             return Clash(words)

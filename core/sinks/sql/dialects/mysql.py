@@ -109,7 +109,6 @@ class MySqlDialect:
         self._timeout = timeout
 
     def engine(self) -> Engine:
-        """Make the engine; the password is looked up at each connection and is not part of its URL."""
         settings = {
             "charset": "utf8mb4",
             "client_flag": 0,  # rows that are only found are not counted
@@ -140,7 +139,6 @@ class MySqlDialect:
         return engine
 
     def folds_names(self, connection: Connection) -> bool:
-        """It depends on the server."""
         return bool(connection.exec_driver_sql(mysql_statements.FOLDS).scalar())
 
     def begin(self, connection: Connection) -> None:
@@ -159,28 +157,23 @@ class MySqlDialect:
         connection.execute(text(mysql_statements.SET_LIMITS), {"lock": seconds, "idle": seconds})
 
     def limit_ddl(self, connection: Connection) -> None:
-        """Set a shorter limit for locks of whole tables; the next transaction sets its own."""
         connection.execute(text(mysql_statements.LIMIT_LOCKS), {"lock": DDL_LOCK_SECONDS})
 
     def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
-        """Return the statements that create the control tables."""
         return statements.create_control(schema, _syntax(connection))
 
     def create_table(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that create a table and its view."""
         return statements.create_table(table, _syntax(connection, table))
 
     def add_columns(self, connection: Connection, table: Table, missing: Sequence[str]) -> list[str]:
-        """Return the statements that give a table the columns that it lacks."""
         return statements.add_columns(table, _syntax(connection, table), missing)
 
     def shape(self, connection: Connection, table: Table) -> Sequence[Any]:
-        """Read types and collations of columns, and all unique keys: any of them may decide which row is updated."""
+        # all unique keys, too: any of them may decide which row is updated
         found = connection.execute(text(mysql_statements.SHAPE), {"schema": table.schema, "table": table.name})
         return sorted(map(str, found))
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
-        """Look at the session, the table's engine, its character sets and the collations of the key."""
         where = {"schema": table.schema, "table": table.name}
         session = connection.execute(text(mysql_statements.SESSION)).one()
         problems: list[str] = []
@@ -212,7 +205,7 @@ class MySqlDialect:
         return problems
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Send the rows in their order, which is the order in which their locks are taken."""
+        # in the order of the rows, in which their locks are taken
         driver: Any = connection.connection.driver_connection
         syntax = _syntax(connection)
         head = mysql_statements.insert_into(table, syntax).encode()
@@ -227,14 +220,12 @@ class MySqlDialect:
         return written if table.ranked else len(rows)
 
     def held(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Read the rows."""
         keys = map(_spelled, zip(*rows.keys, strict=True))
         rank = dict(zip(keys, rows.ranks, strict=True)) if table.ranked else {}
         found = self._read(connection, table, rows)
         return sum(known is not None and known >= rank.get(_spelled(key), 0) for *key, known in found)
 
     def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Send the keys in their order."""
         driver: Any = connection.connection.driver_connection
         head = mysql_statements.delete_from(table, _syntax(connection)).encode()
         gone = 0
@@ -250,7 +241,7 @@ class MySqlDialect:
             yield from connection.exec_driver_sql((head + b",\n".join(part).decode() + ")").replace("%", "%%"))
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
-        """Judge by the error's number; those of the client itself, and none, mean a lost connection."""
+        # numbers of the client itself, and none, mean a lost connection
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         words = f"{code}: {error.args[1]}" if len(error.args) > 1 else str(error)
         if code == _NOT_CREATED and _NO_ROOM.search(words):

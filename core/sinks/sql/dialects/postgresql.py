@@ -110,7 +110,6 @@ class PostgresDialect:
         self._timeout = timeout
 
     def engine(self) -> Engine:
-        """Make the engine; the password is looked up at each connection and is not part of its URL."""
         settings = {
             "application_name": "export_queue",
             "connect_timeout": 10,
@@ -142,32 +141,26 @@ class PostgresDialect:
         return engine
 
     def folds_names(self, connection: Connection) -> bool:
-        """No: names are quoted."""
         return False
 
     def begin(self, connection: Connection) -> None:
-        """Set limits: a session that hangs must not hold its locks for ever."""
+        # a session that hangs must not hold its locks forever
         limit = f"{int(self._timeout * 1000)}ms"
         connection.execute(text(statements.SET_LIMITS), {"lock": limit, "statement": limit, "idle": limit})
 
     def limit_ddl(self, connection: Connection) -> None:
-        """Set a shorter limit for locks, for this transaction."""
         connection.execute(text(statements.LIMIT_LOCKS), {"lock": f"{DDL_LOCK_SECONDS}s"})
 
     def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
-        """Return the statements that create the control tables."""
         return statements.create_control(schema, statements.POSTGRESQL)
 
     def create_table(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that create a table and its view."""
         return statements.create_table(table, statements.POSTGRESQL)
 
     def add_columns(self, connection: Connection, table: Table, missing: Sequence[str]) -> list[str]:
-        """Return the statements that give a table the columns that it lacks."""
         return statements.add_columns(table, statements.POSTGRESQL, missing)
 
     def shape(self, connection: Connection, table: Table) -> Shape:
-        """Read the columns, their types and collations, and what else may stand between a statement and its rows."""
         name = statements.POSTGRESQL.name(table)
         rows = connection.execute(text(statements.SHAPE_POSTGRESQL), {"table": name}).all()
         return Shape(
@@ -175,7 +168,6 @@ class PostgresDialect:
         )
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
-        """Look at the collations of the key, the primary key, how the table is kept, and the database's encoding."""
         name = {"table": statements.POSTGRESQL.name(table)}
         found = connection.execute(text(statements.MERGING_COLLATION_POSTGRESQL), name)
         problems = merging(table, {row.attname: row.collname for row in found})
@@ -225,7 +217,6 @@ class PostgresDialect:
         return int(count)
 
     def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Delete by the keys."""
         delete = statements.delete_arrays(table, table.shape.types)
         gone = self._write(connection, table, _arrays(rows.keys), delete)
         return 0 if gone == len(rows) or table.shape.is_plain else self.held(connection, table, rows)
@@ -250,7 +241,7 @@ class PostgresDialect:
         return written
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
-        """Judge by SQLSTATE; without one the connection failed."""
+        # without a SQLSTATE the connection failed
         code = getattr(error, "sqlstate", None)
         primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
         # the detail is left out: it repeats the row

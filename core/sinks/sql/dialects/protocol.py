@@ -67,13 +67,11 @@ def give_password(engine: Engine, password: Password, *, encoding: str | None = 
 
 
 class SchemaChanged(Exception):
-    """A table is not the one that was looked at before: this transaction wrote nothing, and the table must be looked at
-    again.
-    """
+    """A table was altered since it was examined. This transaction wrote nothing; the table must be examined again."""
 
 
 class Dialect(Protocol):
-    """One kind of database, and where this one is."""
+    """A database of one kind."""
 
     name: str
     server: str
@@ -81,20 +79,20 @@ class Dialect(Protocol):
     capabilities: Capabilities
     limits: Limits
     locks_reads: bool
-    """Whether a row that was read in a transaction that writes stays as it is, if that is asked for."""
+    """Whether a transaction that writes can lock a row that it reads."""
     driver_error: type[Exception]
 
     def engine(self) -> Engine:
         """Make the engine; it connects at its first use."""
 
     def folds_names(self, connection: Connection) -> bool:
-        """Whether names of tables that differ by case name one table."""
+        """Return whether names that differ only by case name one table."""
 
     def begin(self, connection: Connection) -> None:
         """Prepare a transaction that is going to write."""
 
     def limit_ddl(self, connection: Connection) -> None:
-        """Let a transaction that has begun wait for tables but shortly: whoever comes behind it waits, too."""
+        """Let an open transaction wait only shortly for tables: others queue after it."""
 
     def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
         """Return the statements that create the control tables, by table, in order."""
@@ -120,7 +118,7 @@ class Dialect(Protocol):
         """
 
     def held(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Count the rows that the table holds as they are or newer, in the transaction that has just written them."""
+        """Count the rows that the table holds as they are or newer, in the transaction that wrote them."""
 
     def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Delete rows, at least one, by their keys from a table without ranks; return how many are left.
@@ -129,13 +127,13 @@ class Dialect(Protocol):
         """
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
-        """Say what an error of the driver means."""
+        """Return what an error of the driver means."""
 
 
 def require_shape(dialect: Dialect, connection: Connection, table: Table) -> None:
-    """Look at a table once more: from its first change of a row to its end, a transaction keeps it as it is.
+    """Compare a table with its description. From its first change of a row to its end, a transaction keeps the table.
 
-    :raises SchemaChanged: it is not as it was when it was looked at first.
+    :raises SchemaChanged: it was altered since it was examined.
     """
     if table.shape is not None and dialect.shape(connection, table) != table.shape:
         raise SchemaChanged(f"table {table} was altered")

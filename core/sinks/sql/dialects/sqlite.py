@@ -70,7 +70,6 @@ class SqliteDialect:
         self._timeout = timeout
 
     def engine(self) -> Engine:
-        """Make the engine, with transactions as SQLite has them."""
         engine = create_engine(self._url, connect_args={"timeout": self._timeout}, hide_parameters=True)
 
         @event.listens_for(engine, "connect")
@@ -88,7 +87,6 @@ class SqliteDialect:
         return engine
 
     def folds_names(self, connection: Connection) -> bool:
-        """Always."""
         return True
 
     def begin(self, connection: Connection) -> None:
@@ -98,31 +96,25 @@ class SqliteDialect:
         """Nothing: the transaction has the file by now."""
 
     def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
-        """Return the statements that create the control tables."""
         return statements.create_control(schema, statements.SQLITE)
 
     def create_table(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that create a table and its view."""
         return statements.create_table(table, statements.SQLITE)
 
     def add_columns(self, connection: Connection, table: Table, missing: Sequence[str]) -> list[str]:
-        """Return the statements that give a table the columns that it lacks."""
         has_view = inspect(connection).has_table(table.live)
         return statements.add_columns(table, statements.SQLITE, missing, has_view=has_view)
 
     def shape(self, connection: Connection, table: Table) -> Any:
-        """Read the statement that made the table."""
         return connection.execute(text(statements.SHAPE_SQLITE), {"table": table.name}).scalar()
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
-        """Look at the collations of the key."""
         if table.schema:
             return ["a table of SQLite has no schema"]
         found = connection.execute(text(statements.MERGING_COLLATION_SQLITE), {"table": table.name})
         return merging(table, {row.name: row.coll for row in found})
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Run one prepared statement for all rows."""
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
         columns = rows.columns(table)
@@ -134,7 +126,6 @@ class SqliteDialect:
         return written
 
     def held(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Look at each row."""
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
         find, ranks = statements.find_value(table), (rows.ranks,) if table.ranked else ()
@@ -142,7 +133,6 @@ class SqliteDialect:
         return sum(driver.execute(find, one).fetchone() is not None for one in wanted)
 
     def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Run one prepared statement for all keys."""
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
         gone = driver.executemany(statements.delete_values(table), zip(*rows.keys, strict=True)).rowcount
@@ -150,6 +140,5 @@ class SqliteDialect:
         return 0 if gone == len(rows) else self.held(connection, table, rows)
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
-        """Judge by SQLite's error code."""
         code = getattr(error, "sqlite_errorname", "")
         return judged(ERRORS.find(code), f"{code}: {error}" if code else str(error), self.server)
