@@ -14,6 +14,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
+from unittest import mock
 
 import hiredis
 import psycopg
@@ -29,11 +30,14 @@ from benchmarks.processor import ProcessorClock, of_server
 from export_queue import ElasticsearchSink, RedisSink, Sink, SqlSink, Store, drain
 from export_queue.core.queue import Range
 from export_queue.core.segments import waiting_segments
+from export_queue.core.segments.verified_file import VerifiedFile
 from export_queue.core.transactions import take_snapshot
 
 _NUMBERS = itertools.count()
 
 GOAL = 0.8
+UNVERIFIED = "a drain that compares no checksums"
+VERIFIED_GOAL = 1.03
 FILES = 4
 DOCUMENT = b'{"name":"customer","city":"Oslo","total":1234567,"open":false,"note":"one hundred bytes of a document"}'
 BATCH = 10_000
@@ -180,10 +184,10 @@ class Bench:
         """Those in which entries wait."""
 
     def compare(self, repeats: int, server: ProcessorClock) -> Iterator[Figure]:
-        contestants = {"drain": self.drain, self.target.baseline: self.unguarded}
+        contestants = {"drain": self.drain, UNVERIFIED: self.unverified, self.target.baseline: self.unguarded}
         taken = alternate(contestants, repeats=repeats, warm_up=False, server=server)
         case = f"{self.many:,} entries from segments → {self.target.name}"
-        own, others = (processor_of_each(taken, name, self.many) for name in contestants)
+        own, others = (processor_of_each(taken, name, self.many) for name in ("drain", self.target.baseline))
         yield Figure(
             bench="segments",
             case=case,
@@ -202,6 +206,16 @@ class Bench:
             baseline=self.target.baseline,
             repeats=repeats,
         )
+        for what, seconds in (("", taken), (", processor time", taken.processor)):
+            yield Figure(
+                bench="segments",
+                case=f"{case}, checksums compared{what}",
+                ratio=median_ratio(seconds["drain"], seconds[UNVERIFIED]),
+                better="lower",
+                goal=None if what else VERIFIED_GOAL,
+                baseline=UNVERIFIED,
+                repeats=repeats,
+            )
         self.target.close()
 
     def fill(self) -> None:
@@ -228,6 +242,10 @@ class Bench:
         sink.close()
         assert report.acknowledged == self.many
         self.files = []
+
+    def unverified(self, watch: Watch) -> None:
+        with mock.patch.object(VerifiedFile, "_verified", lambda file, start, end, _: file._read(start, end)):
+            self.drain(watch)
 
     def unguarded(self, watch: Watch) -> None:
         self.fill()
