@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import QueuePool
 
 from export_queue.core.errors import StoreError, StoreUnavailable
+from export_queue.core.interruptions import raised_by_handler
 from export_queue.core.store import forks
 from export_queue.core.store.seams import Dialect
 from export_queue.core.store.translation import Translator
@@ -120,10 +121,15 @@ class Pool:
                 connection.invalidate()
             raise
         finally:
-            if pool is not self.engine.pool:  # a pool that was abandoned meanwhile would keep it open
-                connection.invalidate()
-            connection.close()
-            self._lent.pop(loan, None)
+            try:
+                if pool is not self.engine.pool:  # a pool that was abandoned meanwhile would keep it open
+                    connection.invalidate()
+                connection.close()
+            except AssertionError as error:
+                # SQLAlchemy asserts that its transaction has ended, which an interruption has kept it from.
+                raise raised_by_handler(error) or error from None
+            finally:
+                self._lent.pop(loan, None)
 
     def connect_raw(self) -> sa.PoolProxiedConnection:
         """Take a connection from the engine's pool, which opens one if it has none.

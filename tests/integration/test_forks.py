@@ -15,6 +15,8 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine.base import RootTransaction
 from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue.core.client import Store, TransactionContext
@@ -259,3 +261,31 @@ def test_the_open_connection_of_a_parent_is_not_the_childs(postgres_url: str) ->
             with forked(lambda: answers.put(str(Path(f"/proc/self/fd/{own}").readlink()))):
                 assert answers.get(timeout=PATIENCE) == os.devnull
             assert store.queues() == []
+
+
+def test_an_alarm_while_a_connection_is_given_back_arrives_as_itself(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLAlchemy asserts after it that its transaction has ended."""
+
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: Any) -> None:
+        raise Alarm
+
+    def interrupted(transaction: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(RootTransaction, "_deactivate_from_connection", interrupted)
+            with pytest.raises(Alarm), store.database.read() as work:
+                work.now()
+                work.connection.execute(sa.text("select 1"))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert store.database.pool._lent == {}, "a fork would wait for it"
+    with store.transaction() as tx:
+        tx.table("t").set("a", "n", b"1")
