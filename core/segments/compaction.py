@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from export_queue.core.errors import ExportQueueError, LeaseLost, LockNotAvailable, SegmentLost, StoreError
+from export_queue.core.errors import ExportQueueError, LeaseLost, LockNotAvailable, SegmentLost
 from export_queue.core.locks import (
     COMPACTION_PRIORITY,
     Area,
@@ -40,9 +40,11 @@ from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_c
 from export_queue.core.segments.catalogue import begin_load, waiting_segments
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.files import check_base, load_pyarrow
+from export_queue.core.segments.merged_unit import MergedUnit
 from export_queue.core.segments.mergers import LocalMerger, Merge, Merger
 from export_queue.core.segments.model import FileReport
-from export_queue.core.segments.replacing import MergedUnit, is_published, publish
+from export_queue.core.segments.publication import Publication, publish
+from export_queue.core.segments.steps import reached
 from export_queue.core.store import Database, identity_of, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot, settled_snapshot
 
@@ -350,16 +352,23 @@ class _Worker:
         units: Sequence[MergedUnit],
         reports: Sequence[FileReport],
     ) -> None:
-        """Publish; an answer that was lost is looked up."""
-        try:
-            with self.database.begin() as work:
-                publish(work, self.queue, transaction, found.settled, leases, units, reports)
-                reached("publishing")
-        except (StoreError, OSError):
-            with self.database.read() as work:
-                if not is_published(work, transaction):
-                    raise
-
-
-def reached(step: str) -> None:
-    """Come to a step: tests stop here."""
+        written = {part.first: (report, part) for report in reports for part in report.slices}
+        merged: list[queries.compactions.Merged] = []
+        replaced: dict[tuple[int, int], tuple[int, int]] = {}
+        for number, unit in enumerate(units, 1):
+            if (of_unit := written.get(unit.plan.unit.first)) is not None:
+                merged.append(unit.segment((transaction, number), self.queue, *of_unit))
+                replaced |= dict.fromkeys(unit.plan.names, (transaction, number))
+        publish(
+            self.database,
+            Publication(
+                queue=self.queue,
+                target=self.queue,
+                transaction=transaction,
+                settled=found.settled,
+                leases=leases,
+                rows=[rows for unit in units if (rows := unit.merged_rows) is not None],
+                merged=merged,
+                replaced=replaced,
+            ),
+        )

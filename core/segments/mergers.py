@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 from export_queue.core.queue import LATEST, Queue
 from export_queue.core.segments.candidates import UnitPlan
 from export_queue.core.segments.gathering import merged, read_files, read_rows, without_earlier
+from export_queue.core.segments.merged_unit import MergedUnit
 from export_queue.core.segments.model import FileReport
-from export_queue.core.segments.replacing import MergedUnit
 from export_queue.core.segments.writing import write_merged
 from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot

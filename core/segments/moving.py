@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from export_queue.core.errors import LeaseLost
-from export_queue.core.locks import Lease, give_back, hold
-from export_queue.core.queue import Position, Queue, Range, buckets_of, queue_of, remove_span
+from export_queue.core.locks import Lease
+from export_queue.core.queue import Position, Queue, Range, buckets_of
 from export_queue.core.segments.files import load_pyarrow
 from export_queue.core.segments.merging import Chunk
 from export_queue.core.segments.model import FileReport, Segment
+from export_queue.core.segments.publication import MergedRows, Publication
 from export_queue.core.segments.writing import by_unit, write_merged
-from export_queue.core.store import Work, identity_of, layout_closed, queries
+from export_queue.core.store import queries
 from export_queue.core.transactions import Snapshot
 
 if TYPE_CHECKING:
@@ -49,6 +49,13 @@ class MovedUnit:
         self.written += len(chunk.entries)
         self.first = self.first or chunk.entries.position(0)
         self.last = chunk.entries.position(len(chunk.entries) - 1)
+
+    @property
+    def merged_rows(self) -> MergedRows | None:
+        """The rows that are deleted at the publication."""
+        if not self.rows or self.first is None or self.last is None:
+            return None
+        return MergedRows(unit=self.unit, count=self.rows, first=self.first, last=self.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +148,7 @@ class Pieces:
         return WrittenPart(report, seqs, of_rows)
 
 
-def publish(
-    work: Work,
+def publication(
     older: Queue,
     target: Queue,
     transaction: int,
@@ -150,48 +156,26 @@ def publish(
     leases: Sequence[Lease],
     units: Sequence[MovedUnit],
     written: Sequence[WrittenPart],
-) -> None:
-    """Let what was written stand in the place of all that was read, and end its transaction and its locks.
-
-    The target is the layout in which the transaction adds: it stays open until the transaction has ended, though the
-    queue be altered meanwhile.
+) -> Publication:
+    """Describe the replacement of all that was read in some units by what was written.
 
     :param older: the queue in the layout of the units.
-    :param target: the queue in the layout of what was written.
-    :param transaction: the long one that has written the files.
-    :param settled: what was read by.
+    :param target: the queue in the layout of what was written: the one in which the transaction adds.
     :param leases: interval locks on all units.
-    :raises LeaseLost: a lock is not held any more, or rows have come back among those that were read.
-    :raises LayoutClosed: the queue was altered as the target was chosen: the transaction adds to another layout.
     """
-    steps = work.database.dialect.steps
-    queries.readers.hold_as_commits_do(work, older.source_number)
-    # Behind it: whoever alters the queue has ended, or waits until this SQL transaction has.
-    if queue_of(work, older.id, transaction).layout != target.layout:
-        raise layout_closed(f"queue {older.id!r}")
-    steps.hold_long(work.connection, transaction, (), store_id=identity_of(work.database).store_id)
-    now_ms = hold(work, *leases)
-    for unit in units:
-        _remove_rows(work, older, settled, unit)
     # The new segments count as no younger than their inputs, because they may be replaced by them again.
     lowest = [segment.lowest_seq for unit in units for segment in unit.segments]
-    queries.compactions.insert(work, target.number, _merged(target, transaction, written, lowest))
     names = [(segment.transaction, segment.number) for unit in units for segment in unit.segments]
-    if names:
-        replaced = dict.fromkeys(names, (transaction, queries.compactions.ALL))
-        hidden = queries.compactions.hide(work, older.number, replaced, now_ms=now_ms)
-        if hidden != len(names):
-            raise LeaseLost(f"queue {older.id!r}: expected {len(names)} pending segments, found {hidden}")
-    steps.end_long(work.connection, transaction)
-    give_back(work, leases)
-
-
-def _remove_rows(work: Work, older: Queue, settled: Snapshot, unit: MovedUnit) -> None:
-    if not unit.rows or unit.first is None or unit.last is None:
-        return
-    removed = remove_span(work, older, settled, unit.first, unit.last)
-    if removed != unit.rows:
-        raise LeaseLost(f"{unit.unit}: expected {unit.rows} rows under the lock, found {removed}")
+    return Publication(
+        queue=older,
+        target=target,
+        transaction=transaction,
+        settled=settled,
+        leases=leases,
+        rows=[rows for unit in units if (rows := unit.merged_rows) is not None],
+        merged=_merged(target, transaction, written, lowest),
+        replaced=dict.fromkeys(names, (transaction, queries.compactions.ALL)),
+    )
 
 
 def _merged(

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from export_queue.core.errors import InvalidArgument, LayoutClosed, LeaseLost, SegmentLost, StoreError
+from export_queue.core.errors import InvalidArgument, LayoutClosed, LeaseLost, SegmentLost
 from export_queue.core.locks import Area, Lease, LeaseKeeper, Owner, check_leases
 from export_queue.core.queue import Queue, Range, close_layouts, find_reader, queue_of
 from export_queue.core.segments.candidates import Candidates, UnitPlan
@@ -40,8 +40,9 @@ from export_queue.core.segments.compaction_report import CompactionProgress, Com
 from export_queue.core.segments.files import check_base, load_pyarrow
 from export_queue.core.segments.merging import UnitReader
 from export_queue.core.segments.model import Segment
-from export_queue.core.segments.moving import MovedUnit, Pieces, publish
-from export_queue.core.segments.replacing import is_published
+from export_queue.core.segments.moving import MovedUnit, Pieces, publication
+from export_queue.core.segments.publication import publish
+from export_queue.core.segments.steps import reached
 from export_queue.core.store import Database, identity_of, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot, settled_snapshot
 
@@ -271,7 +272,7 @@ class _Job:
             reached("written")
             needed = {unit.unit for unit in units}
             held = [lease for lease in leases if lease.range in needed]
-            self._publish(older, target, opened.id, settled, held, units, pieces)
+            publish(database, publication(older, target, opened.id, settled, held, units, pieces.written))
         except BaseException as error:
             opened.abort(error)  # after a publication there is nothing left to abort
             raise
@@ -310,27 +311,3 @@ class _Job:
     def _check_stop(self) -> None:
         if self.stops():
             raise _Stopped
-
-    def _publish(
-        self,
-        older: Queue,
-        target: Queue,
-        transaction: int,
-        settled: Snapshot,
-        leases: Sequence[Lease],
-        units: Sequence[MovedUnit],
-        pieces: Pieces,
-    ) -> None:
-        """Publish; an answer that was lost is looked up."""
-        try:
-            with self.database.begin() as work:
-                publish(work, older, target, transaction, settled, leases, units, pieces.written)
-                reached("publishing")
-        except (StoreError, OSError):
-            with self.database.read() as work:
-                if not is_published(work, transaction):
-                    raise
-
-
-def reached(step: str) -> None:
-    """Come to a step: tests stop here."""

@@ -21,7 +21,8 @@ from export_queue.core.client import Store
 from export_queue.core.drain import Entry, drain
 from export_queue.core.errors import ExportQueueError, InvalidArgument, OptionsDiffer
 from export_queue.core.locks import Owner
-from export_queue.core.segments import Candidates, CompactionReport, compact, compaction
+from export_queue.core.segments import Candidates, CompactionReport, compact
+from export_queue.core.segments import steps as job_steps
 from export_queue.core.sinks import Delete, MemorySink, Put
 
 FEW = Candidates(least=2)
@@ -233,7 +234,7 @@ def test_a_killed_compaction_drops_entries_once_or_not_at_all(
             if step == moment:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        compaction.reached = die
+        job_steps.WATCHERS[:] = [die]
         with open_store() as mine:
             mine.database.segments = store.database.segments
             compact(mine.database, "orders", wanted=FEW, owner=Owner("compaction"))

@@ -29,11 +29,10 @@ from export_queue.core.segments import (
     Candidates,
     UnitReader,
     compact,
-    compaction,
     fall_back,
     list_segments,
     rewrite,
-    rewriting,
+    steps,
     vacuum_segments,
     waiting_segments,
 )
@@ -461,8 +460,7 @@ class World:
         connect, begin_work = Database.connect, Database.begin
         for room in (course, one_drain):
             monkeypatch.setattr(room, "DRAIN_RETRY", _SHORTLY)
-        for room in (compaction, rewriting):
-            monkeypatch.setattr(room, "reached", lambda step: self.hooks[-1](step) if self.hooks else None)
+        monkeypatch.setattr(steps, "WATCHERS", [lambda step: self.hooks[-1](step) if self.hooks else None])
         monkeypatch.setattr(Database, "connect", lambda *given, **named: self._cut(connect, *given, **named))
         monkeypatch.setattr(Database, "begin", lambda *given, **named: self._cut(begin_work, *given, **named))
 
