@@ -44,7 +44,7 @@ from export_queue.core.segments.merged_unit import MergedUnit
 from export_queue.core.segments.mergers import LocalMerger, Merge, Merger
 from export_queue.core.segments.model import FileReport
 from export_queue.core.segments.publication import Publication, publish
-from export_queue.core.segments.steps import reached
+from export_queue.core.segments.watched_steps import reached
 from export_queue.core.store import Database, identity_of, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot, settled_snapshot
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from export_queue.core.errors import LeaseLost, StoreError
 from export_queue.core.locks import Lease, give_back, hold
 from export_queue.core.queue import Position, Queue, Range, queue_of, remove_span
-from export_queue.core.segments.steps import reached
+from export_queue.core.segments.watched_steps import reached
 from export_queue.core.store import Database, Work, identity_of, layout_closed, queries
 from export_queue.core.transactions import Snapshot
 

@@ -42,7 +42,7 @@ from export_queue.core.segments.merging import UnitReader
 from export_queue.core.segments.model import Segment
 from export_queue.core.segments.moving import MovedUnit, Pieces, publication
 from export_queue.core.segments.publication import publish
-from export_queue.core.segments.steps import reached
+from export_queue.core.segments.watched_steps import reached
 from export_queue.core.store import Database, identity_of, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot, settled_snapshot
 

@@ -15,7 +15,7 @@ from tests.support.bulk import many
 from export_queue.core.client import Store
 from export_queue.core.drain import DrainRequest, drain
 from export_queue.core.errors import InvalidArgument, UnknownQueue
-from export_queue.core.segments import steps
+from export_queue.core.segments import watched_steps
 from export_queue.core.sinks import MemorySink
 from export_queue.operators import ExportQueueCompactOperator
 from export_queue.operators.free_units import OpenUnits
@@ -99,11 +99,11 @@ def test_a_task_that_is_killed_gives_its_locks_back(orders: Store, monkeypatch: 
         if step == "written":
             operator.on_kill()
 
-    monkeypatch.setattr(steps, "WATCHERS", [kill])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [kill])
     monkeypatch.setattr("export_queue.operators.compact.task_name", lambda context: "task")
     with pytest.raises(AirflowTaskTerminated):
         operator.execute({})
-    monkeypatch.setattr(steps, "WATCHERS", [])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [])
     assert operator.execute({})["inputs"] == 0, "a task that was told to stop begins nothing new"
     again = ExportQueueCompactOperator(task_id="it", queue_id="orders", least=2)
     assert again.execute({})["inputs"] == 10

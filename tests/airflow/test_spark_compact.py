@@ -39,7 +39,7 @@ if mode == "silent":
     sys.exit(0)
 from contextlib import closing
 from export_queue.core.client import Store
-from export_queue.core.segments import compact, steps
+from export_queue.core.segments import compact, watched_steps
 from export_queue.core.spark import CompactArguments
 def hang(step):
     if step == "written":
@@ -49,7 +49,7 @@ def die(step):
     if step == "written":
         os._exit(137)
 if mode in ("hang", "die"):
-    steps.WATCHERS[:] = [hang if mode == "hang" else die]
+    watched_steps.WATCHERS[:] = [hang if mode == "hang" else die]
 job = CompactArguments.from_json(sys.argv[-1])
 with closing(Store(job.store.open())) as store:
     report = compact(store.database, job.queue_id, wanted=job.wanted, owner=job.owner.submitted())

@@ -21,8 +21,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import Entry, drain
 from export_queue.core.errors import ExportQueueError, InvalidArgument, OptionsDiffer
 from export_queue.core.locks import Owner
-from export_queue.core.segments import Candidates, CompactionReport, compact
-from export_queue.core.segments import steps as job_steps
+from export_queue.core.segments import Candidates, CompactionReport, compact, watched_steps
 from export_queue.core.sinks import Delete, MemorySink, Put
 
 FEW = Candidates(least=2)
@@ -234,7 +233,7 @@ def test_a_killed_compaction_drops_entries_once_or_not_at_all(
             if step == moment:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        job_steps.WATCHERS[:] = [die]
+        watched_steps.WATCHERS[:] = [die]
         with open_store() as mine:
             mine.database.segments = store.database.segments
             compact(mine.database, "orders", wanted=FEW, owner=Owner("compaction"))

@@ -29,9 +29,9 @@ from export_queue.core.segments import (
     compaction,
     gathering,
     list_segments,
-    steps,
     vacuum_segments,
     waiting_segments,
+    watched_steps,
 )
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries
@@ -163,7 +163,7 @@ def test_the_later_of_two_adds_counts_though_a_drain_runs_during_a_compaction(
         if step == "written":
             reports.append(drain(orders, "orders", sink, sink_name="sink", if_locked="skip"))
 
-    monkeypatch.setattr(steps, "WATCHERS", [come_by])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [come_by])
     report = compact(orders.database, "orders", wanted=Candidates(least=2, small_bytes=10_000))
     drained(orders, sink)
     found = {key: value for (_, key), value in sink.records().items() if key.startswith(b"key-")}
@@ -246,7 +246,7 @@ def test_a_drain_leaves_a_compaction_alone_and_revokes_it_once_it_has_waited(
             reports.append(drain(orders, "orders", sink, sink_name="sink", if_locked="skip"))
             reports.append(drain(orders, "orders", sink, sink_name="sink", lock_timeout=0.1))
 
-    monkeypatch.setattr(steps, "WATCHERS", [drain_twice])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [drain_twice])
     report = compact(orders.database, "orders", wanted=FEW)
     assert [one.read for one in reports] == [late, everything]
     assert (report.units, report.lost) == ([], 4)
@@ -373,7 +373,7 @@ def test_a_file_that_goes_behind_a_lost_lock_is_no_lost_file(orders: Store, monk
             assert drain(orders, "orders", sink, sink_name="sink", lock_timeout=0.0).read == everything
             assert vacuum_segments(orders.database, grace_seconds=0).files > 0
 
-    monkeypatch.setattr(steps, "WATCHERS", [bring_all])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [bring_all])
     report = compact(orders.database, "orders", wanted=FEW)
     assert (report.units, report.lost) == ([], 4)
     assert files(orders) == 0
@@ -401,7 +401,7 @@ def test_a_compaction_whose_lock_is_revoked_loses_cleanly(orders: Store, monkeyp
             with orders.database.begin() as work:
                 queries.locks.revoke(work, "compaction", {"1"})
 
-    monkeypatch.setattr(steps, "WATCHERS", [lose])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [lose])
     report = compact(orders.database, "orders", wanted=FEW, owner=Owner("compaction", "1"))
     assert (len(report.units), report.lost) == (0, 4)
     assert (waits(orders), segments(orders)) == (before, count)
@@ -426,7 +426,7 @@ def test_adds_and_loads_that_commit_meanwhile_stay(orders: Store, monkeypatch: p
             bulk.put(orders, [f"late-{step}"], b"row")
             bulk.load(orders, {f"late-load-{step}": b"load"})
 
-    monkeypatch.setattr(steps, "WATCHERS", [add])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [add])
     report = compact(orders.database, "orders", wanted=FEW)
     assert len(report.units) == 4
     found = waits(orders)
@@ -449,7 +449,7 @@ def test_late_data_and_drains_of_it_do_not_keep_a_compaction_from_its_end(
                 report = drain(orders, "orders", sink, sink_name="sink", if_locked="skip")
                 assert report.read == 8
 
-    monkeypatch.setattr(steps, "WATCHERS", [arrive])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [arrive])
     report = compact(orders.database, "orders", wanted=FEW)
     assert (len(report.units), report.lost, report.read) == (4, 0, everything)
     monkeypatch.undo()
@@ -481,7 +481,7 @@ def test_fenced_drains_do_not_wait_for_a_compaction(orders: Store, monkeypatch: 
             added = bulk.put(orders, ["late"], b"row")
             seen.append(settled_snapshot(orders.database, orders.queue("orders").number).read_pointer >= added)
 
-    monkeypatch.setattr(steps, "WATCHERS", [look])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [look])
     compact(orders.database, "orders", wanted=FEW)
     assert seen == [True]
 
@@ -501,7 +501,7 @@ def test_a_row_that_comes_back_among_merged_ones_is_not_lost(orders: Store, monk
             with orders.database.begin() as work:
                 work.connection.execute(entry.insert(), {**place, "value": b"2"})
 
-    monkeypatch.setattr(steps, "WATCHERS", [retry])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [retry])
     report = compact(orders.database, "orders", wanted=FEW)
     assert (len(report.units), report.lost) == (0, 4)
     assert waits(orders) == before
@@ -635,7 +635,7 @@ def test_a_compaction_ends_in_its_layout_though_the_queue_is_altered(
             brought.append(report.read)
             assert (len(orders.queue("orders").older) == 1) == (moment != "published")
 
-    monkeypatch.setattr(steps, "WATCHERS", [alter])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [alter])
     assert compact(orders.database, "orders", wanted=FEW).read == added
     brought.append(drained(orders, sink)[1])
     assert sum(brought) == 2 * added
@@ -677,7 +677,7 @@ def test_a_compaction_that_is_killed_leaves_the_state_before_or_after(
             if step == moment:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        steps.WATCHERS[:] = [die]
+        watched_steps.WATCHERS[:] = [die]
         with open_store() as mine:
             mine.database.segments = orders.database.segments
             compact(mine.database, "orders", wanted=FEW, owner=Owner("compaction"), lease_seconds=2.0)

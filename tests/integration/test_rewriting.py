@@ -30,9 +30,9 @@ from export_queue.core.segments import (
     peek,
     rewrite,
     rewriting,
-    steps,
     vacuum_segments,
     waiting_segments,
+    watched_steps,
 )
 from export_queue.core.sinks import MemorySink
 from export_queue.core.store import Snapshot, queries
@@ -303,7 +303,7 @@ def test_a_rewriting_ends_in_the_layout_in_which_it_has_begun_though_the_queue_i
             orders.alter_queue("orders", buckets=5, buckets_per_range=1, guard="seq")
             brought.append(drained(orders, sink, if_locked="skip")[1])
 
-    monkeypatch.setattr(steps, "WATCHERS", [alter])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [alter])
     rewrite(orders.database, "orders", wanted=SMALL)
     monkeypatch.undo()
     left = waits(orders)
@@ -331,7 +331,7 @@ def test_nothing_is_moved_into_a_layout_that_was_closed_as_it_was_chosen(
             close_layouts(orders.database, orders.queue("orders"))
             assert older(orders) == [1]
 
-    monkeypatch.setattr(steps, "WATCHERS", [alter])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [alter])
     report = rewrite(orders.database, "orders")
     assert (report.units, report.lost) == ([], 2)
     assert (waits(orders), files(orders)) == (before, there)
@@ -349,7 +349,7 @@ def test_a_drain_that_has_waited_takes_the_locks_away(orders: Store, monkeypatch
             reports.append(drain(orders, "orders", sink, sink_name="sink", if_locked="skip"))
             reports.append(drain(orders, "orders", sink, sink_name="sink", lock_timeout=0.1))
 
-    monkeypatch.setattr(steps, "WATCHERS", [drain_twice])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [drain_twice])
     report = rewrite(orders.database, "orders")
     assert [one.read for one in reports] == [1, everything]
     assert (report.units, report.lost, files(orders)) == ([], 2, there)
@@ -368,7 +368,7 @@ def test_a_rewriting_whose_lock_is_revoked_loses_cleanly(orders: Store, monkeypa
                 assert [row["segment"] for row in locks] == [None, None]  # interval locks
                 queries.locks.revoke(work, "rewriting", {"1"})
 
-    monkeypatch.setattr(steps, "WATCHERS", [lose])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [lose])
     report = rewrite(orders.database, "orders", owner=Owner("rewriting", "1"))
     assert (report.units, report.lost, report.still_open) == ([], 2, (1,))
     assert (waits(orders), files(orders)) == (before, there)
@@ -402,7 +402,7 @@ def test_a_file_that_goes_behind_a_lost_lock_is_no_lost_file(orders: Store, monk
             assert drained(orders, sink, lock_timeout=0.0)[1] == everything
             assert vacuum_segments(orders.database, grace_seconds=0).files > 0
 
-    monkeypatch.setattr(steps, "WATCHERS", [bring_all])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [bring_all])
     report = rewrite(orders.database, "orders")
     assert (report.units, report.lost, files(orders)) == ([], 2, 0)
 
@@ -482,7 +482,7 @@ def test_a_drain_that_waits_for_a_rewriting_brings_what_it_has_moved(
                 "the drain has not brought what lies in the current layout",
             )
 
-    monkeypatch.setattr(steps, "WATCHERS", [wait])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [wait])
     moved = rewrite(orders.database, "orders").written
     thread.join(PATIENCE)
     assert [report.read for report in reports] == [everything]
@@ -538,7 +538,7 @@ def test_a_row_that_comes_back_among_those_that_move_is_not_lost(
             with orders.database.begin() as work:
                 work.connection.execute(entry.insert(), {**place, "value": value})
 
-    monkeypatch.setattr(steps, "WATCHERS", [retry])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [retry])
     report = rewrite(orders.database, "orders")
     assert (len(report.units), report.lost) == (0, 2)
     assert waits(orders) == before
@@ -722,7 +722,7 @@ def test_a_rewriting_that_is_killed_leaves_the_state_before_or_after(
             if step == moment:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        steps.WATCHERS[:] = [die]
+        watched_steps.WATCHERS[:] = [die]
         with open_store() as mine:
             mine.database.segments = orders.database.segments
             rewrite(mine.database, "orders", wanted=SMALL, owner=Owner("rewriting"), lease_seconds=2.0)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from export_queue.core.segments import steps
+from export_queue.core.segments import watched_steps
 from export_queue.core.spark import compact_merger, driver
 from export_queue.core.spark.compact_tasks import merge_task
 
@@ -46,7 +46,7 @@ def dying_task(*arguments: Any) -> Callable[[Iterable[Any]], Iterator[Any]]:
 
 
 if __name__ == "__main__":
-    steps.WATCHERS[:] = [reach]
+    watched_steps.WATCHERS[:] = [reach]
     if "EXECUTOR_DIES" in os.environ:
         compact_merger.merge_task = dying_task
     driver.main(sys.argv[1:])

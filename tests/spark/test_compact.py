@@ -21,7 +21,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import DrainReport, drain
 from export_queue.core.errors import SegmentLost, SparkJobFailed
 from export_queue.core.locks import Owner, revoke, standing_locks
-from export_queue.core.segments import Candidates, CompactionReport, compact, steps, vacuum_segments
+from export_queue.core.segments import Candidates, CompactionReport, compact, vacuum_segments, watched_steps
 from export_queue.core.sinks import MemorySink
 from export_queue.core.spark import CompactJob, compact_job, compact_merger, merge_by_tasks
 from export_queue.core.spark.action import collect
@@ -139,7 +139,7 @@ def test_a_drain_that_revokes_the_locks_gets_all_and_the_files_of_the_tasks_go(
             reports.append(drain(orders, "orders", sink, sink_name="sink", if_locked="skip"))
             reports.append(drain(orders, "orders", sink, sink_name="sink", lock_timeout=0.0))
 
-    monkeypatch.setattr(steps, "WATCHERS", [bring])
+    monkeypatch.setattr(watched_steps, "WATCHERS", [bring])
     report = compact_by_tasks()
     assert [one.read for one in reports] == [len(late), everything]
     assert (report.inputs, report.lost) == (0, 4)

@@ -32,9 +32,9 @@ from export_queue.core.segments import (
     fall_back,
     list_segments,
     rewrite,
-    steps,
     vacuum_segments,
     waiting_segments,
+    watched_steps,
 )
 from export_queue.core.sinks import ApplyResult, Delete, MemorySink, Operations, Put
 from export_queue.core.store import Database, schema
@@ -460,7 +460,7 @@ class World:
         connect, begin_work = Database.connect, Database.begin
         for room in (course, one_drain):
             monkeypatch.setattr(room, "DRAIN_RETRY", _SHORTLY)
-        monkeypatch.setattr(steps, "WATCHERS", [lambda step: self.hooks[-1](step) if self.hooks else None])
+        monkeypatch.setattr(watched_steps, "WATCHERS", [lambda step: self.hooks[-1](step) if self.hooks else None])
         monkeypatch.setattr(Database, "connect", lambda *given, **named: self._cut(connect, *given, **named))
         monkeypatch.setattr(Database, "begin", lambda *given, **named: self._cut(begin_work, *given, **named))
 
