@@ -119,7 +119,7 @@ if TYPE_CHECKING:
     from export_queue.triggers import ExportQueueNotificationTrigger as ExportQueueNotificationTrigger
     from export_queue.triggers import ExportQueueTrigger as ExportQueueTrigger
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AfterCommitFailed",

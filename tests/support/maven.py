@@ -83,4 +83,4 @@ def _download(of: Artifact, folder: Path) -> Path:
 def _ivy_jars() -> Iterator[Path]:
     homes = (os.environ.get("EXPORT_QUEUE_SPARK_HOME"), ".venv-spark", sys.prefix)
     for home in filter(None, homes):
-        yield from Path(home).glob("lib/python*/site-packages/pyspark/jars/ivy-2.*.jar")
+        yield from Path(home).resolve().glob("lib/python*/site-packages/pyspark/jars/ivy-2.*.jar")

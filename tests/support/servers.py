@@ -25,6 +25,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import quote
 
+from tests.support.postgresql_versions import chosen_programs
+
 if TYPE_CHECKING:
     import psycopg
 
@@ -396,10 +398,13 @@ class RedisServer(Server):
 
 
 def find_postgres_programs() -> Path:
-    """Return the folder of the newest ``postgres`` and ``initdb`` of this machine.
+    """Return the folder of ``postgres`` and ``initdb``: those that the environment chooses, or the machine's newest.
 
     :raises FileNotFoundError: when there is none.
     """
+    chosen = chosen_programs()
+    if chosen is not None:
+        return chosen
     candidates = [Path(found).resolve().parent for found in [shutil.which("initdb")] if found]
     candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: _version(path.parent.name))[::-1]
     for folder in candidates:
