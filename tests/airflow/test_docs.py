@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from export_queue import Store
 from export_queue.hooks import ExportQueueHook, sink_hook
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "airflow.md").read_text()
+PAGE = "".join((DOCS / f"{name}.md").read_text("utf-8") for name in ("airflow", "airflow-reference"))
 
 
 def blocks(language: str, page: str = PAGE) -> list[str]:
@@ -45,6 +47,27 @@ def test_its_smallest_dags_run(store_path: Path, redis_connection: Any, run_dag:
         assert run_dag(names["count_visits"]()).state == "success"
         assert run_dag(names["publish_visits"]()).state == "success"
     assert redis_connection.get("visits:home") == b'{"visits":2}'
+
+
+def test_the_nightly_mirror_sends_changes_and_deletes(
+    store_path: Path, redis_connection: Any, run_dag: Any, connect: Any, tmp_path: Path
+) -> None:
+    (block,) = [block for block in blocks("python") if "def mirror_customers()" in block]
+    names: dict[str, Any] = {}
+    exec(compile(block, "docs/airflow.md", "exec"), names)
+    connect("warehouse", conn_type="sqlite", host=str(tmp_path / "warehouse.db"))
+    with closing(sqlite3.connect(tmp_path / "warehouse.db")) as warehouse:
+        warehouse.execute("create table customers (id integer, name text, city text)")
+        warehouse.execute("insert into customers values (1, 'Anna', 'Bern'), (2, 'Ben', 'Basel')")
+        warehouse.commit()
+        assert run_dag(names["mirror_customers"]()).state == "success"
+        warehouse.execute("delete from customers where id = 1")
+        warehouse.execute("update customers set city = 'Chur' where id = 2")
+        warehouse.commit()
+        assert redis_connection.get("customers:1") == b'{"name":"Anna","city":"Bern"}'
+        assert run_dag(names["mirror_customers"]()).state == "success"
+    assert redis_connection.get("customers:1") is None
+    assert redis_connection.get("customers:2") == b'{"name":"Ben","city":"Chur"}'
 
 
 def test_its_connections_are_understood(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:

@@ -13,6 +13,7 @@ from export_queue.core.drain import drain
 from export_queue.core.sinks import SinkSpec
 
 
+@pytest.mark.full("it downloads and starts a server of another version")
 def test_entries_reach_a_table_on_postgresql_18(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "18")
     for server in private_or_skip(PostgresServer):
