@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
-from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, BaseHook
 
 from export_queue import Store
 from export_queue.hooks import ExportQueueHook, sink_hook
@@ -50,22 +49,18 @@ def test_its_smallest_dags_run(store_path: Path, redis_connection: Any, run_dag:
 
 
 def test_the_nightly_mirror_sends_changes_and_deletes(
-    store_path: Path, redis_connection: Any, run_dag: Any, connect: Any, tmp_path: Path
+    store_path: Path, redis_connection: Any, run_dag: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (block,) = [block for block in blocks("python") if "def mirror_customers()" in block]
     names: dict[str, Any] = {}
     exec(compile(block, "docs/airflow.md", "exec"), names)
-    connect("warehouse", conn_type="sqlite", host=str(tmp_path / "warehouse.db"))
-    with closing(sqlite3.connect(tmp_path / "warehouse.db")) as warehouse:
-        warehouse.execute("create table customers (id integer, name text, city text)")
-        warehouse.execute("insert into customers values (1, 'Anna', 'Bern'), (2, 'Ben', 'Basel')")
-        warehouse.commit()
-        assert run_dag(names["mirror_customers"]()).state == "success"
-        warehouse.execute("delete from customers where id = 1")
-        warehouse.execute("update customers set city = 'Chur' where id = 2")
-        warehouse.commit()
-        assert redis_connection.get("customers:1") == b'{"name":"Anna","city":"Bern"}'
-        assert run_dag(names["mirror_customers"]()).state == "success"
+    found = [(1, "Anna", "Bern"), (2, "Ben", "Basel")]
+    warehouse = SimpleNamespace(get_records=lambda sql: found)
+    monkeypatch.setattr(BaseHook, "get_hook", lambda name: {"warehouse": warehouse}[name])
+    assert run_dag(names["mirror_customers"]()).state == "success"
+    assert redis_connection.get("customers:1") == b'{"name":"Anna","city":"Bern"}'
+    found[:] = [(2, "Ben", "Chur")]
+    assert run_dag(names["mirror_customers"]()).state == "success"
     assert redis_connection.get("customers:1") is None
     assert redis_connection.get("customers:2") == b'{"name":"Ben","city":"Chur"}'
 
