@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ssl import TLSVersion, create_default_context
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext, TLSVersion
 from typing import Any
 
 from export_queue.core.drivers.options import check_files
@@ -74,7 +74,9 @@ def check_redis_tls(options: Mapping[str, Any], *, where: str, error: type[Expor
     :raises ExportQueueError: a file cannot be read, or OpenSSL does not take one of them or the ciphers.
     """
     check_files(options, "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", where=where, error=error)
-    context = create_default_context()
+    if not any(name in options for name in (*_CA, "ssl_certfile", "ssl_ciphers")):
+        return
+    context = SSLContext(PROTOCOL_TLS_CLIENT)
     try:
         if any(name in options for name in _CA):
             context.load_verify_locations(*map(options.get, _CA))
