@@ -216,10 +216,14 @@ class Database:
             with self._translator, self.pool.counted():
                 self.dialect.file.create()
 
-    def close(self) -> None:
-        """Close all connections, once the space of removed entries is reclaimed, if that was begun."""
+    def wait_until_tidy(self) -> None:
+        """Wait until the space of removed entries is reclaimed, if that was begun."""
         if self.tidying is not None:
             self.tidying.wait()
+
+    def close(self) -> None:
+        """Close all connections, after :meth:`wait_until_tidy`."""
+        self.wait_until_tidy()
         self.hints.close()
         self.forget_connections()
         if self.dialect.file is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import threading
 import uuid
 from dataclasses import fields, replace
 from pathlib import Path
@@ -245,17 +246,17 @@ def test_heads_of_files_are_read_once_and_beside_the_store(
     monkeypatch.setattr(sharing, "LEAST_WEIGHT", 1)
     skewed.database.segments = str(tmp_path / "segments")
     bulk.load(skewed, bulk.many(400), tasks=2)
-    step, opened, borrowed = verified_file.open_file, list[str](), list[int]()
+    step, opened, borrowed, me = verified_file.open_file, list[str](), list[bool](), threading.get_ident()
 
     def open_file(file: str, **options: Any) -> Any:
         opened.append(file)
-        borrowed.append(len(skewed.database.borrowers()))
+        borrowed.append(me in skewed.database.borrowers())  # threads in the background may borrow one
         return step(file, **options)
 
     monkeypatch.setattr(verified_file, "open_file", open_file)
     share_out(skewed.database, skewed.queue("orders"), claimed(skewed), take_snapshot(skewed.database), tasks=4)
     assert len(opened) == len(set(opened)) == 2
-    assert set(borrowed) == {0}
+    assert not any(borrowed)
 
 
 def test_an_entry_of_many_under_one_key_is_in_one_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

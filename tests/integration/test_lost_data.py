@@ -34,6 +34,9 @@ from export_queue.core.errors import SinkLostData, UnknownQueue
 from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import ApplyResult, MemorySink, Operations, RedisSink, SinkSpec
+from export_queue.core.sinks.sql.statements import CONTROL_TABLES
+from export_queue.core.sinks.sql.unit_fences import UNIT_TABLE
+from export_queue.core.store import schema
 from export_queue.core.transactions import Snapshot
 
 
@@ -215,7 +218,7 @@ def test_a_redis_server_without_persistence_is_found_out_after_its_restart(order
     [
         ("xq_control", "has forgotten queue 'orders'"),
         ("xq_floor", "table 'xq_floor' of .* is gone"),
-        ("xq_table", "table 'xq_table' of .* is gone"),
+        ("xq_target", "table 'xq_target' of .* is gone"),
     ],
 )
 def test_a_database_whose_control_table_is_gone_is_found_out(orders: Store, tmp_path: Path, name: str, message: str):
@@ -267,3 +270,9 @@ def test_what_a_repeated_task_brought_first_is_missed_in_an_emptied_sink(store: 
         tx.queue("repeated").add("b", 1)
     with pytest.raises(SinkLostData):
         drain(store, "repeated", MemorySink(), sink_name="s")
+
+
+def test_no_table_of_a_sink_has_the_name_of_a_table_of_a_store() -> None:
+    """A sink may be a schema, or a file, that holds the store, too."""
+    names = {*CONTROL_TABLES, UNIT_TABLE}
+    assert not names & {table.name for table in schema.metadata.tables.values()}

@@ -317,7 +317,7 @@ def test_a_table_that_is_altered_during_a_drain_is_looked_at_again(mariadb_url, 
         with pytest.raises(SinkConfigurationError, match=problem):
             writer.apply(puts(b"A", seq=5))
     assert execute(mariadb_url, "SELECT id FROM orders WHERE id <> 'xq_mark'") == [("a",)]
-    forget = "DELETE FROM xq_table WHERE table_name = 'orders'"
+    forget = "DELETE FROM xq_target WHERE table_name = 'orders'"
     execute(mariadb_url, "DROP TABLE orders", "DROP VIEW IF EXISTS orders_live", forget)
     make(mariadb_url, guard=guard).create("orders")
     assert writer.apply(puts(b"a", b"A", seq=5)).written == 2

@@ -161,7 +161,7 @@ def test_rows_whose_rank_is_null_are_older_than_anything(url, make):
     sink = make(url)
     sink.create("orders")
     if url.startswith("sqlite"):
-        execute(url, "DROP VIEW orders_live", "DROP TABLE orders", "DELETE FROM xq_table")
+        execute(url, "DROP VIEW orders_live", "DROP TABLE orders", "DELETE FROM xq_target")
         execute(url, 'CREATE TABLE orders ("id" text PRIMARY KEY, "document" text, _rank bigint, _deleted boolean)')
     elif url.startswith("mysql"):
         execute(url, "ALTER TABLE orders MODIFY _rank bigint NULL, MODIFY _deleted boolean NULL")
@@ -193,7 +193,7 @@ def test_a_schema_stands_before_the_template(postgres_url, make):
     assert execute(postgres_url, 'SELECT id FROM "Sales".orders_live') == [("1",), ("2",)]
     assert execute(postgres_url, 'SELECT id FROM "Sales"."a.b_live"') == [("1",)]
     assert execute(postgres_url, 'SELECT queue_id FROM "Sales".xq_control') == [("q",)]
-    assert execute(postgres_url, 'SELECT table_name FROM "Sales".xq_table ORDER BY table_name') == [
+    assert execute(postgres_url, 'SELECT table_name FROM "Sales".xq_target ORDER BY table_name') == [
         ("a.b",),
         ("orders",),
     ]

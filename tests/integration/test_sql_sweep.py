@@ -164,7 +164,7 @@ def test_a_sweep_needs_the_right_to_delete(postgres_server, url, make):
     execute(
         url,
         "CREATE ROLE sweeper LOGIN PASSWORD 'x'",
-        "GRANT SELECT, INSERT, UPDATE ON orders, xq_control, xq_floor, xq_table TO sweeper",
+        "GRANT SELECT, INSERT, UPDATE ON orders, xq_control, xq_floor, xq_target TO sweeper",
     )
     try:
         theirs = make_url(url).set(username="sweeper", password="x").render_as_string(hide_password=False)

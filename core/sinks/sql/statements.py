@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
 
-QUEUE_TABLE, FLOOR_TABLE, RECORDS_TABLE = "xq_control", "xq_floor", "xq_table"
+QUEUE_TABLE, FLOOR_TABLE, RECORDS_TABLE = "xq_control", "xq_floor", "xq_target"
 CONTROL_TABLES = (RECORDS_TABLE, FLOOR_TABLE, QUEUE_TABLE)
 """In the order in which they are created: where there is the last one, all have been there."""
 
