@@ -34,7 +34,7 @@ class QueueWriter:
         """
         checked = self._checked([(key, value)], () if replace else self._added)
         self._put(checked, exclusive=exclusive)
-        self._added |= checked.keys()
+        self._added.update(checked)
 
     def add_many(self, entries: Iterable[tuple[Any, Any]]) -> None:
         """Add pairs of key and value, all or none.
@@ -43,7 +43,7 @@ class QueueWriter:
         """
         checked = self._checked(entries, self._added)
         self._put(checked)
-        self._added |= checked.keys()
+        self._added.update(checked)
 
     def _checked(self, entries: Iterable[tuple[Any, Any]], known: Container[bytes]) -> dict[bytes, bytes | None]:
         """Encode entries, and see that no key comes twice.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 
 import pytest
 import sqlalchemy as sa
@@ -157,3 +158,26 @@ def test_an_unreachable_store_is_tried_again(store: Store) -> None:
 def test_senseless_retries_are_refused(wrong: dict[str, float | None]) -> None:
     with pytest.raises(InvalidArgument):
         Retry(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.one_store("the writes of a transaction are in memory until the commit")
+@pytest.mark.parametrize("add", ["add", "add_many", "replace", "exclusive", "set"])
+def test_one_more_write_copies_none_of_those_before(store: Store, add: str) -> None:
+    """A transaction of many writes would take the square of their number."""
+    store.configure_queue("orders", value="bytes")
+    with store.transaction() as tx:
+        queue, table = tx.queue("orders"), tx.table("totals")
+        one_more = {
+            "add": lambda key: queue.add(key, b""),
+            "add_many": lambda key: queue.add_many([(key, b"")]),
+            "replace": lambda key: queue.add(key, b"", replace=True),
+            "exclusive": lambda key: queue.add(key, b"", exclusive=True),
+            "set": lambda key: table.set(key, "n", b""),
+        }[add]
+        for number in range(29_990):  # no collection is about to grow
+            one_more(f"key {number}")
+        tracemalloc.start()
+        one_more("last")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 100_000, "bytes for one write"
