@@ -84,7 +84,7 @@ def stage_segments(
     number, found = _id_of(transaction), list(reports)
     if isinstance(transaction, OpenTransaction):
         transaction.flush()  # its rows come first
-    with database.connect() as connection:  # before the SQL transaction, which would hold a clock's row
+    with database.connect() as connection:  # outside the SQL transaction below: drawing may wait for others
         orders = [database.dialect.steps.draw(connection) for _ in (found if share_keys else found[:1])]
     rows = []
     for at, report in enumerate(found):

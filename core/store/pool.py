@@ -83,11 +83,13 @@ class Pool:
 
     def check_in(self, loan: Loan) -> None:
         """Take back a connection of :meth:`check_out`."""
-        if len(self._idle) < _MOST_IDLE and self._driver.is_idle(loan.driver_connection):
-            self._idle.append((loan.pooled, loan.driver_connection))
-        else:
-            loan.pooled.close()
-        self._lent.pop(loan, None)
+        try:
+            if len(self._idle) < _MOST_IDLE and self._driver.is_idle(loan.driver_connection):
+                self._idle.append((loan.pooled, loan.driver_connection))
+            else:
+                loan.pooled.close()
+        finally:  # also when an alarm strikes: a fork waits for every loan
+            self._lent.pop(loan, None)
 
     @contextlib.contextmanager
     def connect(self, *, seconds: float | None = None) -> Iterator[sa.Connection]:

@@ -289,3 +289,18 @@ def test_an_alarm_while_a_connection_is_given_back_arrives_as_itself(
     assert store.database.pool._lent == {}, "a fork would wait for it"
     with store.transaction() as tx:
         tx.table("t").set("a", "n", b"1")
+
+
+def test_an_alarm_while_a_transaction_gives_its_connection_back_leaves_no_loan(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with store.transaction() as tx:
+        tx.table("t").set("a", "n", b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store.database.dialect.driver), "is_idle", interrupted)
+        with contextlib.suppress(KeyboardInterrupt), store.transaction() as tx:
+            tx.table("t").set("a", "n", b"2")
+    assert store.database.pool._lent == {}, "a fork would wait for it"

@@ -181,5 +181,5 @@ def forget(work: Work, transaction: int) -> None:
 
 
 def forget_strays(work: Work) -> None:
-    """Forget files of transactions that are forgotten: by code that knows no grace time, or while a run noted them."""
+    """Forget the files of forgotten transactions: one run may note a file while another forgets its transaction."""
     work.connection.execute(u.delete().where(u.c.transaction_id.not_in(sa.select(ld.c.transaction_id))))
