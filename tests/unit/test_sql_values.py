@@ -35,6 +35,17 @@ def test_json_whose_numbers_become_doubles_is_refused_where_one_would_change(tex
         as_literal({"a": float(text)}, f'{{"a":{text}}}', Column("j", "json", doubles="json"))
 
 
+@pytest.mark.parametrize("text", ["1e-99999999999999999999", "0e99999999999999999999", "0.0e-99999999999999999999"])
+@pytest.mark.parametrize("convert", [as_native, as_literal, as_python])
+def test_an_exponent_beyond_those_of_decimal_numbers_is_refused(convert, text):
+    for column in (Column("n", "numeric", doubles="numbers"), Column("n", "real"), Column("n", "json", doubles="json")):
+        if (convert, column.type) not in ((as_literal, "numeric"), (as_python, "json")):
+            with pytest.raises(Unfit, match=f"field 'n' is {text}"):
+                convert(0.0, text, column)
+    with pytest.raises(Unfit, match=f"field 'n' is {text}"):
+        check_doubles(text, Column("n", "text", doubles="numbers"))  # SQLite would keep 0.0
+
+
 @pytest.mark.parametrize("text", ["9007199254740993", *PAST_DOUBLES])
 def test_a_driver_of_doubles_is_given_no_number_that_it_would_round(text):
     value = int(text) if text.isdigit() else float(text)

@@ -74,8 +74,9 @@ def check_doubles(text: str, column: Column) -> None:
     if column.doubles == "json":
         for found in numbers_in(text):
             if not (len(found) < 21 and found.lstrip("-").isdigit() and int(found) in _UINT64):
-                _require_double(Decimal(found), found, column)
-    elif column.doubles == "numbers" and (number := _number(text)) is not None:
+                _require_double(_exact(found, column), found, column)
+    elif column.doubles == "numbers" and _NUMERAL.fullmatch(text):
+        number = _exact(text, column)
         is_integer = text.strip().lstrip("+-").isdecimal() and _is_whole(number)
         if not is_integer:  # with a point or an exponent the same number would be read as a double
             _require_double(number, text, column)
@@ -123,7 +124,7 @@ def as_native(value: object, text: str, column: Column) -> Any:
         if column.type == "real":
             _require_not_lost(value, text, column)
             return value
-        number = Decimal(text)
+        number = _exact(text, column)
         if _is_whole(number):
             return int(number)  # with its last digits, which the float may lack
         _require_double(number, text, column)
@@ -160,7 +161,7 @@ def as_python(value: object, text: str, column: Column, *, decimals: bool = True
     if not isinstance(value, wanted) or (isinstance(value, bool) and column.type != "boolean"):
         raise Unfit(f"field {column.name!r} is no {column.type}: {value!r:.100}")
     if column.type == "numeric":
-        number = Decimal(text or int(value))  # type: ignore[call-overload]
+        number = _exact(text, column) if text else Decimal(int(value))  # type: ignore[call-overload]
         if not decimals:
             _require_double(number, text or str(value), column)  # of whole ones, too, the driver makes doubles
         return number
@@ -206,6 +207,13 @@ def _number(text: str) -> Decimal | None:
     return number if number.is_finite() else None
 
 
+def _exact(text: str, column: Column) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise Unfit(f"field {column.name!r} is {_shown(text)}: its exponent has too many digits") from None
+
+
 def _places(number: Decimal) -> int:
     """Count the decimal places that a number needs."""
     _, digits, exponent = number.as_tuple()
@@ -232,7 +240,7 @@ def _require_double(number: Decimal, text: str, column: Column) -> None:
 
 def _require_not_lost(value: float, text: str, column: Column) -> None:
     """Refuse a number for which doubles have nothing but zero."""
-    if value == 0 and Decimal(text) != 0:
+    if value == 0 and _exact(text, column) != 0:
         raise Unfit(f"field {column.name!r} is {_shown(text)}, which is too small for a double")
 
 
