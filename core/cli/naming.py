@@ -54,8 +54,6 @@ def open_named_store(text: str, *, password: str | None, schema: str | None, beh
     named = _followed(text, "--store")
     conn_id = _connection(named)
     if conn_id is None:
-        if schema is not None and named.startswith("sqlite"):
-            raise InvalidArgument(f"--schema {schema}: a SQLite file holds one store and has no schemas; leave it out")
         secret = None if password is None else resolve_secret(password)
         return Store.open(named, password=secret, schema=schema, behind_pooler=behind_pooler)
     if password is not None or schema is not None or behind_pooler:

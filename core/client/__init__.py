@@ -2,6 +2,6 @@
 
 from export_queue.core.client.context import TransactionContext, long_transaction
 from export_queue.core.client.first_load import FirstLoad
-from export_queue.core.client.store import DEFAULT_SCHEMA, Store
+from export_queue.core.client.store import Store
 
-__all__ = ["DEFAULT_SCHEMA", "FirstLoad", "Store", "TransactionContext", "long_transaction"]
+__all__ = ["FirstLoad", "Store", "TransactionContext", "long_transaction"]

@@ -68,6 +68,7 @@ from export_queue.core.retry import Retry
 from export_queue.core.segments import Candidates, CompactionReport, compact, delete_aborted, peek, rewrite
 from export_queue.core.sinks import Sink, SinkSpec
 from export_queue.core.store import (
+    DEFAULT_SCHEMA,
     Clock,
     Database,
     Identity,
@@ -97,7 +98,6 @@ log = logging.getLogger("export_queue.store")
 
 Result = TypeVar("Result")
 
-DEFAULT_SCHEMA = "export_queue"
 _CONFLICTS = Retry()
 """How a function is run again where nobody says otherwise."""
 

@@ -19,6 +19,7 @@ from export_queue.core.store.creation import adopt, create, identity_of
 from export_queue.core.store.database import Database, Identity, Reading, Work
 from export_queue.core.store.hints import ALL_QUEUES
 from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
+from export_queue.core.store.opening import DEFAULT_SCHEMA
 from export_queue.core.store.place import parse_place
 from export_queue.core.store.queries.outcomes import new_request
 from export_queue.core.store.refusals import StagedMeanwhile, added_to_subscription, layout_closed, removed_subscription
@@ -44,6 +45,7 @@ from export_queue.core.store.spec import StoreSpec
 
 __all__ = [
     "ALL_QUEUES",
+    "DEFAULT_SCHEMA",
     "MAX_SHORT_SECONDS",
     "AnySnapshot",
     "Begun",

@@ -15,7 +15,7 @@ from export_queue.core.store import forks
 from export_queue.core.store.counters import Counters
 from export_queue.core.store.hints import HintTraffic
 from export_queue.core.store.limits import Limits
-from export_queue.core.store.opening import open_database
+from export_queue.core.store.opening import DEFAULT_SCHEMA, open_database
 from export_queue.core.store.place import parse_place
 from export_queue.core.store.pool import Pool
 from export_queue.core.store.seams import Clock, Dialect, Listener
@@ -95,7 +95,7 @@ class Database:
         url: str,
         *,
         password: str | Callable[[], str] | None = None,
-        schema: str = "export_queue",
+        schema: str = DEFAULT_SCHEMA,
         behind_pooler: bool = False,
         clock: Clock | None = None,
         client: str | None = None,

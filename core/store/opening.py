@@ -16,6 +16,7 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import hide_secrets
 from export_queue.core.store.seams import Clock, Dialect
 
+DEFAULT_SCHEMA = "export_queue"
 MOST_SCHEMA_BYTES = 63
 URL_HINT = "expected postgresql+psycopg://user@host:port/database or sqlite:////absolute/path"
 
@@ -48,6 +49,12 @@ def open_database(
     parsed = parse_url(url, where="the store's URL", hint=URL_HINT)
     backend = parsed.get_backend_name()
     if backend == "sqlite":
+        given = {"password": password is not None, "behind_pooler": behind_pooler, "schema": schema != DEFAULT_SCHEMA}
+        if unfit := [name for name, is_given in given.items() if is_given]:
+            raise InvalidArgument(
+                f"{' and '.join(unfit)}: a store in SQLite is one file without passwords, poolers and schemas",
+                hint="leave it out, or open a PostgreSQL store",
+            )
         return _open_file(parsed, clock or _host_clock)
     if backend in ("postgresql", "postgres"):
         _check_schema(schema)

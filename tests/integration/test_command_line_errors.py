@@ -267,9 +267,18 @@ def test_a_schema_that_postgresql_reserves_is_one_message(postgres_url: str) -> 
     assert "pg_x" in complaint
 
 
-def test_a_schema_of_a_sqlite_store_is_refused_by_name(tmp_path: Path) -> None:
-    complaint = run_cli("init", "--schema", "other", url=f"sqlite:///{tmp_path}/store.db", status=1)
-    assert complaint.startswith("InvalidArgument: --schema other: a SQLite file holds one store")
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        (("--schema", "other"), "schema"),
+        (("--password", "env:HOME"), "password"),
+        (("--behind-pooler",), "behind_pooler"),
+    ],
+)
+def test_what_a_sqlite_store_cannot_have_is_refused_by_name(tmp_path: Path, option: tuple[str, ...], name: str) -> None:
+    complaint = run_cli("init", *option, url=f"sqlite:///{tmp_path}/store.db", status=1)
+    assert complaint.startswith(f"InvalidArgument: {name}: a store in SQLite is one file")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\0b", "a\nb", "redis://u:hunter2@h"])
