@@ -1,19 +1,9 @@
-"""What the drivers of databases and servers take: each option is handed to its driver or refused by name."""
+"""Options of database drivers and clients: each option is passed to its driver or refused by name."""
 
-from export_queue.core.drivers.elasticsearch_client import basic_auth, client_arguments
-from export_queue.core.drivers.mysql_tls import TlsDemand, tls_demand
+from export_queue.core.drivers.clients import basic_auth, check_redis_tls, client_arguments, redis_target, redis_tls
+from export_queue.core.drivers.mysql import mysql_options
 from export_queue.core.drivers.options import Driver, check_files, flag, text
-from export_queue.core.drivers.redis_target import check_redis_tls, redis_target, redis_tls
-from export_queue.core.drivers.tables import (
-    ELASTICSEARCH,
-    ELASTICSEARCH_CONNECTION,
-    MYSQL,
-    POSTGRESQL,
-    REDIS_CONNECTION,
-    REDIS_TLS,
-    SQLITE,
-    mysql_options,
-)
+from export_queue.core.drivers.tables import ELASTICSEARCH_CONNECTION, POSTGRESQL, SQLITE
 from export_queue.core.drivers.urls import (
     bare_url,
     check_postgresql_files,
@@ -28,15 +18,10 @@ from export_queue.core.drivers.urls import (
 )
 
 __all__ = [
-    "ELASTICSEARCH",
     "ELASTICSEARCH_CONNECTION",
-    "MYSQL",
     "POSTGRESQL",
-    "REDIS_CONNECTION",
-    "REDIS_TLS",
     "SQLITE",
     "Driver",
-    "TlsDemand",
     "bare_url",
     "basic_auth",
     "check_files",
@@ -56,5 +41,4 @@ __all__ = [
     "redis_target",
     "redis_tls",
     "text",
-    "tls_demand",
 ]

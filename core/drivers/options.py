@@ -1,4 +1,4 @@
-"""A table of options, and the readers of their values (pure)."""
+"""Tables of options, and functions that read their values (pure)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from export_queue.core.errors import ExportQueueError, InvalidArgument
 
 Read = Callable[[Any], Any]
-"""Reads the value of an option; raises ``ValueError`` with what was expected. None leaves the option out."""
+"""Reads an option's value. Raises ``ValueError`` with what was expected. None means that the option is left out."""
 TEXT = "text"
 _TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
 _FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
@@ -19,28 +19,26 @@ _FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What one kind of connection takes.
-
-    :param name: the kind, for errors.
-    :param takes: the options that are honoured, and how each value is read.
-    :param fixed: options that are taken with the one value that holds anyway.
-    :param refuses: options that are known and cannot be honoured, each with the reason and the remedy.
-    """
+    """The options of one kind of connection."""
 
     name: str
+    """The kind, for errors."""
     takes: Mapping[str, Read]
+    """Options that are passed to the driver."""
     fixed: Mapping[str, Read] = field(default_factory=dict, kw_only=True)
+    """Options that are accepted only with the value that always holds."""
     refuses: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """Known options that cannot be honoured, each with the reason and the remedy."""
 
     def read(
         self, given: Mapping[str, Any], *, where: str, error: type[ExportQueueError] = InvalidArgument
     ) -> dict[str, Any]:
-        """Read options; empty values count as not given, since forms write untouched fields so.
+        """Read options. Empty values count as not given, since forms write them for untouched fields.
 
-        :param given: names and values, which may be texts.
-        :param where: the place of the options, for errors.
-        :param error: the class of the error.
-        :raises ExportQueueError: an option is not taken, or has a wrong value. Values of unknown options are not shown.
+        :param given: names and values; values may be text.
+        :param where: where the options come from, for errors.
+        :param error: the class of the errors.
+        :raises ExportQueueError: an option is unknown or has a wrong value. Values of unknown options are not shown.
         """
         if not isinstance(given, Mapping):
             raise error(f"{where}: expected an object of options, found {type(given).__name__}")
@@ -69,10 +67,9 @@ class Driver:
 
 
 def check_files(options: Mapping[str, Any], *names: str, where: str, error: type[ExportQueueError]) -> None:
-    """Make sure that files of options can be read, since drivers go on without some of them in silence.
+    """Make sure that files can be read: drivers silently continue without some of them.
 
     :param names: the options that name files or folders.
-    :raises ExportQueueError: one cannot be read.
     """
     for name in names:
         if (path := options.get(name)) is None:
@@ -88,13 +85,13 @@ def text(value: Any) -> str:
     """Read a text."""
     if isinstance(value, str) and value.isprintable():
         return value
-    if isinstance(value, int) and not isinstance(value, bool):  # what JSON makes of a text of digits
+    if isinstance(value, int) and not isinstance(value, bool):  # JSON turns a text of digits into a number
         return str(value)
     raise ValueError(TEXT)
 
 
 def flag(value: Any) -> bool:
-    """Read a switch, which may be a text; nothing else than a switch means off."""
+    """Read a switch, which may be a text. Only the known words for off mean off."""
     word = str(value).strip().lower()
     if isinstance(value, bool | int | str) and word in _TRUE | _FALSE:
         return word in _TRUE
@@ -136,12 +133,12 @@ def seconds(value: Any) -> float:
 
 
 def digits(read: Callable[[Any], int]) -> Read:
-    """Read a number or a switch for a driver that takes texts."""
+    """Read a number or a switch, and return it as the text that the driver takes."""
     return lambda value: str(int(read(value)))
 
 
 def one_of(*choices: str) -> Read:
-    """Read one of some words; its case does not matter."""
+    """Read one of several words, in any case."""
 
     def read(value: Any) -> str:
         for choice in choices:
@@ -153,7 +150,7 @@ def one_of(*choices: str) -> Read:
 
 
 def must_be(wanted: bool, why: str) -> Read:
-    """Read a switch that has one possible position here, and leave it out."""
+    """Accept only one position of a switch, and leave the option out."""
 
     def read(value: Any) -> None:
         if flag(value) is not wanted:
@@ -163,7 +160,7 @@ def must_be(wanted: bool, why: str) -> Read:
 
 
 def always(*spellings: str, why: str) -> Read:
-    """Read a word that says what is the case anyway, and leave it out."""
+    """Accept only the word that always holds, and leave the option out."""
 
     def read(value: Any) -> None:
         if not isinstance(value, str) or value.lower() not in spellings:

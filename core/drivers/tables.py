@@ -1,13 +1,12 @@
-"""The options of each kind of connection: what is honoured, what is refused, and why.
+"""The options of each kind of connection: those that are honoured, those that are refused, and why.
 
 ``docs/connections.md`` shows the same tables; a test compares them.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
 
 from export_queue.core.drivers.options import (
     Driver,
@@ -21,74 +20,55 @@ from export_queue.core.drivers.options import (
     text,
     whole,
 )
-from export_queue.core.errors import ExportQueueError, InvalidArgument
 
-_ADDRESS = "it belongs in the address: a field of the connection, or the part of the URL in front of the ?"
-_SECRET = "it is a secret, for which there is no place; use the password, or a key file that only its owner can read"
+_Same = TypeVar("_Same")
+
+
+def _each(names: str, same: _Same) -> Mapping[str, _Same]:
+    """Give several options the same reader or reason."""
+    return dict.fromkeys(names.split(), same)
+
+
+_ADDRESS = "it belongs in the address: a field of the connection, or the part of the URL before the ?"
+_SECRET = "it is a secret, and no field holds it; use the password, or a key file that only its owner can read"
 _IAM = "authentication by IAM is not supported; use a password or a client certificate"
 _OF_AIRFLOWS_HOOK = "it is for queries through Airflow's own hook; remove it, or use a connection without it"
-_TLS_VERSIONS = one_of("TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3")
+_NO_ENCODING = "no other encoding is used here"
 
 POSTGRESQL = Driver(
     "PostgreSQL",
     {
-        "application_name": text,
-        "channel_binding": one_of("disable", "prefer", "require"),
-        "connect_timeout": digits(whole),
-        "fallback_application_name": text,
-        "gssdelegation": digits(flag),
-        "gssencmode": one_of("disable", "prefer", "require"),
-        "gsslib": text,
-        "hostaddr": text,
-        "keepalives": digits(flag),
-        "keepalives_count": digits(whole),
-        "keepalives_idle": digits(whole),
-        "keepalives_interval": digits(whole),
-        "krbsrvname": text,
+        **_each("application_name fallback_application_name gsslib hostaddr krbsrvname options passfile", text),
+        **_each("max_protocol_version min_protocol_version require_auth requirepeer service servicefile", text),
+        **_each("sslcert sslcrl sslcrldir sslkey sslkeylogfile sslrootcert", text),
+        **_each("gssdelegation keepalives sslcompression sslsni", digits(flag)),
+        **_each("connect_timeout keepalives_count keepalives_idle keepalives_interval", digits(whole)),
+        "tcp_user_timeout": digits(whole),
+        **_each("channel_binding gssencmode", one_of("disable", "prefer", "require")),
         "load_balance_hosts": one_of("disable", "random"),
-        "max_protocol_version": text,
-        "min_protocol_version": text,
-        "options": text,
-        "passfile": text,
-        "require_auth": text,
-        "requirepeer": text,
-        "service": text,
-        "servicefile": text,
-        "ssl_max_protocol_version": _TLS_VERSIONS,
-        "ssl_min_protocol_version": _TLS_VERSIONS,
-        "sslcert": text,
+        **_each("ssl_max_protocol_version ssl_min_protocol_version", one_of("TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3")),
         "sslcertmode": one_of("disable", "allow", "require"),
-        "sslcompression": digits(flag),
-        "sslcrl": text,
-        "sslcrldir": text,
-        "sslkey": text,
-        "sslkeylogfile": text,
         "sslmode": one_of("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
         "sslnegotiation": one_of("postgres", "direct"),
-        "sslrootcert": text,
-        "sslsni": digits(flag),
         "target_session_attrs": one_of("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
-        "tcp_user_timeout": digits(whole),
     },
     fixed={
-        "client_encoding": always("utf8", "utf-8", why="text travels in no other encoding here"),
-        "iam": must_be(False, _IAM),
-        "redshift": must_be(False, _IAM),
-        "redshift-serverless": must_be(False, _IAM),
+        "client_encoding": always("utf8", "utf-8", why=_NO_ENCODING),
+        **_each("iam redshift redshift-serverless", must_be(False, _IAM)),
     },
     refuses={
-        **dict.fromkeys(("dbname", "host", "password", "port", "user"), _ADDRESS),
-        **dict.fromkeys(
-            ("oauth_client_id", "oauth_client_secret", "oauth_issuer", "oauth_scope"),
+        **_each("dbname host password port user", _ADDRESS),
+        **_each(
+            "oauth_client_id oauth_client_secret oauth_issuer oauth_scope",
             "authentication by OAuth is not supported; use a password or a client certificate",
         ),
-        **dict.fromkeys(("scram_client_key", "scram_server_key", "sslpassword"), _SECRET),
-        "replication": "sessions of replication run no statements",
-        "prepare_threshold": "say behind_pooler instead",
-        **dict.fromkeys(("aws_conn_id", "azure_conn_id", "cluster-identifier", "workgroup-name"), _IAM),
+        **_each("scram_client_key scram_server_key sslpassword", _SECRET),
+        "replication": "replication sessions run no statements",
+        "prepare_threshold": "use behind_pooler instead",
+        **_each("aws_conn_id azure_conn_id cluster-identifier workgroup-name", _IAM),
         "cursor": _OF_AIRFLOWS_HOOK,
         "sqlalchemy_scheme": "the driver is always psycopg; remove it",
-        "sqlalchemy_query": "give each of its options as an extra of its own",
+        "sqlalchemy_query": "make each of its options an extra",
     },
 )
 """Parameters of libpq, and what Airflow's PostgresHook reads."""
@@ -96,55 +76,39 @@ POSTGRESQL = Driver(
 MYSQL = Driver(
     "MySQL",
     {
-        "bind_address": text,
+        **_each("bind_address init_command program_name unix_socket", text),
+        **_each("ssl_ca ssl_capath ssl_cert ssl_cipher ssl_key", text),
+        **_each("ssl_check_hostname ssl_disabled ssl_verify_cert ssl_verify_identity", flag),
         "connect_timeout": between(1, 31_536_000),
-        "init_command": text,
-        "program_name": text,
-        "ssl_ca": text,
-        "ssl_capath": text,
-        "ssl_cert": text,
-        "ssl_check_hostname": flag,
-        "ssl_cipher": text,
-        "ssl_disabled": flag,
-        "ssl_key": text,
         "ssl_mode": one_of("DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"),
-        "ssl_verify_cert": flag,
-        "ssl_verify_identity": flag,
-        "unix_socket": text,
     },
     fixed={
-        "charset": always("utf8mb4", "utf8", why="text travels in no other encoding here"),
+        "charset": always("utf8mb4", "utf8", why=_NO_ENCODING),
         "iam": must_be(False, _IAM),
         "local_infile": must_be(False, "no files are loaded"),
         "use_unicode": must_be(True, "text is always text here"),
     },
     refuses={
-        **dict.fromkeys(("database", "db", "host", "passwd", "password", "port", "user"), _ADDRESS),
-        **dict.fromkeys(("ssl_key_password", "server_public_key"), _SECRET),
-        **dict.fromkeys(("read_timeout", "write_timeout"), "give the sink's own option timeout"),
-        **dict.fromkeys(
-            ("autocommit", "client_flag", "collation", "cursorclass", "isolation_level", "sql_mode"),
-            "the sink sets it itself",
+        **_each("database db host passwd password port user", _ADDRESS),
+        **_each("ssl_key_password server_public_key", _SECRET),
+        **_each("read_timeout write_timeout", "use the sink's option timeout"),
+        **_each("autocommit client_flag collation cursorclass isolation_level sql_mode", "the sink sets it itself"),
+        **_each(
+            "read_default_file read_default_group", "the driver reads such files only in part; give the options here"
         ),
-        **dict.fromkeys(
-            ("read_default_file", "read_default_group"), "the driver reads such files in part; give the options here"
-        ),
-        **dict.fromkeys(
-            ("ssl_crl", "ssl_crlpath", "tls_version", "tls_versions", "tls_ciphersuites"), "PyMySQL has none"
-        ),
+        **_each("ssl_crl ssl_crlpath tls_version tls_versions tls_ciphersuites", "PyMySQL has no such option"),
         "aws_conn_id": _IAM,
         "client": "the driver is always PyMySQL; remove it",
         "cursor": _OF_AIRFLOWS_HOOK,
     },
 )
-"""Arguments of PyMySQL, those of other drivers that say the same, and what Airflow's MySqlHook reads."""
-_MYSQL_FILES = ("ca", "capath", "cert", "check_hostname", "cipher", "key")
+"""Arguments of PyMySQL, other drivers' names for them, and what Airflow's MySqlHook reads."""
 
 SQLITE = Driver(
     "SQLite",
     {},
     refuses={
-        "timeout": "the file's locks are waited for as long as the store or the sink's own option timeout says",
+        "timeout": "how long to wait for the file's locks is an option of the store or the sink, timeout",
         "uri": "give the path of the file, without file: and options",
     },
 )
@@ -152,102 +116,64 @@ SQLITE = Driver(
 REDIS_TLS = Driver(
     "Redis with TLS",
     {
-        "ssl_ca_certs": text,
+        **_each("ssl_ca_certs ssl_ca_path ssl_certfile ssl_ciphers ssl_keyfile", text),
         "ssl_ca_data": lambda value: value if isinstance(value, str) else text(value),
-        "ssl_ca_path": text,
         "ssl_cert_reqs": one_of("required", "optional", "none"),
-        "ssl_certfile": text,
         "ssl_check_hostname": flag,
-        "ssl_ciphers": text,
-        "ssl_keyfile": text,
         "ssl_min_version": one_of("TLSv1.2", "TLSv1.3"),
     },
     refuses={"ssl_password": _SECRET},
 )
-"""Options of TLS of redis-py."""
+"""TLS options of redis-py."""
 
 REDIS_CONNECTION = Driver(
     "Redis",
     {
         **REDIS_TLS.takes,
-        "cluster": flag,
+        **_each("cluster ssl", flag),
         "db": whole,
-        "socket_connect_timeout": seconds,
-        "socket_timeout": seconds,
-        "ssl": flag,
+        **_each("socket_connect_timeout socket_timeout", seconds),
     },
     refuses={
         **REDIS_TLS.refuses,
-        **dict.fromkeys(("host", "password", "port", "username"), _ADDRESS),
+        **_each("host password port username", _ADDRESS),
         "startup_nodes": "name one node as the host; the sink learns the others from it",
-        **dict.fromkeys(
-            ("sentinels", "sentinel_kwargs", "service_name", "master_name"),
+        **_each(
+            "sentinels sentinel_kwargs service_name master_name",
             "Sentinel is not supported; name the primary as the host",
         ),
-        "unix_socket_path": "sockets of one machine are not supported; name host and port",
+        "unix_socket_path": "Unix sockets are not supported; name host and port",
     },
 )
-"""What a connection or URL of Redis takes beside its address."""
+"""What a connection or URL of Redis takes besides its address."""
 
 ELASTICSEARCH = Driver(
     "Elasticsearch",
     {
-        "ca_certs": text,
-        "client_cert": text,
-        "client_key": text,
-        "http_compress": flag,
-        "ssl_assert_fingerprint": text,
+        **_each("ca_certs client_cert client_key ssl_assert_fingerprint", text),
+        **_each("http_compress ssl_show_warn verify_certs", flag),
         "ssl_assert_hostname": lambda value: False if str(value).lower() == "false" else text(value),
-        "ssl_show_warn": flag,
-        "verify_certs": flag,
     },
-    refuses=dict.fromkeys(("request_timeout", "timeout"), "give the sink's own option timeout"),
+    refuses=_each("request_timeout timeout", "use the sink's option timeout"),
 )
-"""Arguments of the client of Elasticsearch that users may give; the others are ours, or secrets."""
+"""The client's arguments that users may give. The library sets the others, or they are secrets."""
 
 ELASTICSEARCH_CONNECTION = Driver(
     "Elasticsearch",
     {
         **ELASTICSEARCH.takes,
         "api_key": text,
-        "request_timeout": seconds,
         "scheme": one_of("http", "https"),
-        "timeout": seconds,
+        **_each("request_timeout timeout", seconds),
         "use_ssl": flag,
     },
     refuses={
-        **dict.fromkeys(("hosts", "host", "password", "port", "user"), _ADDRESS),
-        **dict.fromkeys(("max_retries", "retry_on_status", "retry_on_timeout"), "only the drain decides to repeat"),
-        **dict.fromkeys(("field_multi_value_leniency", "fetch_size"), _OF_AIRFLOWS_HOOK),
-        **dict.fromkeys(("basic_auth", "bearer_auth", "http_auth"), "give login and password, or the extra api_key"),
+        **_each("hosts host password port user", _ADDRESS),
+        **_each("max_retries retry_on_status retry_on_timeout", "only the drain decides when to retry"),
+        **_each("field_multi_value_leniency fetch_size", _OF_AIRFLOWS_HOOK),
+        **_each("basic_auth bearer_auth http_auth", "give login and password, or the extra api_key"),
         "cloud_id": "give the host that it names, and the schema https",
         "headers": "they may hold secrets; give login and password, or the extra api_key",
     },
 )
-"""What a connection to Elasticsearch takes beside its address."""
-
-
-def mysql_options(
-    given: Mapping[str, Any], *, where: str, error: type[ExportQueueError] = InvalidArgument
-) -> dict[str, Any]:
-    """Read the options of MySQL; ``ssl`` may hold those of TLS, as an object or its JSON text.
-
-    :raises ExportQueueError: as of :meth:`Driver.read`.
-    """
-    given = dict(given)
-    files = given.pop("ssl", None) or {}
-    if isinstance(files, str):
-        try:
-            files = json.loads(files)
-        except ValueError:
-            files = None
-    if not isinstance(files, dict) or set(files) - set(_MYSQL_FILES):
-        raise error(
-            f"{where}: extra ssl: expected an object with some of {', '.join(_MYSQL_FILES)}",
-            hint="to demand TLS without them, give ssl_mode the value REQUIRED, VERIFY_CA or VERIFY_IDENTITY",
-        )
-    for name, value in files.items():
-        if given.get(f"ssl_{name}") is not None:
-            raise error(f"{where}: option {name!r} of ssl is given a second time as 'ssl_{name}'")
-        given[f"ssl_{name}"] = value
-    return MYSQL.read(given, where=where, error=error)
+"""What a connection to Elasticsearch takes besides its address."""

@@ -12,13 +12,6 @@ from sqlalchemy import make_url
 
 from export_queue import SinkSpec, StoreSpec
 from export_queue.core.drivers import (
-    ELASTICSEARCH,
-    ELASTICSEARCH_CONNECTION,
-    MYSQL,
-    POSTGRESQL,
-    REDIS_CONNECTION,
-    REDIS_TLS,
-    SQLITE,
     Driver,
     client_arguments,
     mysql_options,
@@ -27,7 +20,16 @@ from export_queue.core.drivers import (
     postgresql_url,
     redis_target,
     redis_tls,
-    tls_demand,
+)
+from export_queue.core.drivers.mysql import tls_demand
+from export_queue.core.drivers.tables import (
+    ELASTICSEARCH,
+    ELASTICSEARCH_CONNECTION,
+    MYSQL,
+    POSTGRESQL,
+    REDIS_CONNECTION,
+    REDIS_TLS,
+    SQLITE,
 )
 from export_queue.core.errors import ConfigurationError, InvalidArgument, SinkConfigurationError
 
@@ -96,11 +98,11 @@ def test_a_postgresql_url_becomes_parameters_of_libpq(url: str, expected: dict[s
         (f"scram_client_key={SECRET}", "'scram_client_key' cannot be honoured"),
         (f"oauth_client_secret={SECRET}", "'oauth_client_secret' cannot be honoured"),
         (f"passwort={SECRET}", "unknown option 'passwort'"),
-        ("sslrootcert=/ca", "with sslmode prefer nothing keeps sslrootcert"),
-        ("sslmode=allow&sslcrl=/crl", "with sslmode allow nothing keeps sslcrl"),
-        ("sslmode=require&sslcrl=/crl", "with sslmode require nothing keeps sslcrl"),
-        ("ssl_min_protocol_version=TLSv1.3", "nothing keeps ssl_min_protocol_version"),
-        ("requirepeer=postgres", "nothing keeps requirepeer"),
+        ("sslrootcert=/ca", "sslmode prefer does not enforce sslrootcert"),
+        ("sslmode=allow&sslcrl=/crl", "sslmode allow does not enforce sslcrl"),
+        ("sslmode=require&sslcrl=/crl", "sslmode require does not enforce sslcrl"),
+        ("ssl_min_protocol_version=TLSv1.3", "does not enforce ssl_min_protocol_version"),
+        ("requirepeer=postgres", "requirepeer is only enforced"),
         ("options=-c%20client_encoding%3Dlatin1", "'options'"),
         ("host=x:1&port=2", "port is given twice"),
         ("replication=database", "'replication' cannot be honoured"),
