@@ -28,8 +28,7 @@ from benchmarks.clients import PATIENCE, fork
 from benchmarks.measuring import Figure, median_ratio
 from benchmarks.recording import RecordingSink, recorded
 from benchmarks.spark import HOME
-from export_queue import SinkSpec, Store, StoreSpec, drain, follow
-from export_queue.core.spark import drain_job
+from export_queue import SinkSpec, Store, StoreSpec, drain, drain_job, follow
 
 WRITERS = 2
 RATE = 500

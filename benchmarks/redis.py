@@ -16,8 +16,7 @@ from tests.support.servers import RedisServer
 
 from benchmarks.measuring import Contestant, Figure, Taken, Watch, alternate, processor_of_each, rate, speed
 from benchmarks.processor import of_server
-from export_queue import Operations, RedisSink, Sink, bucket
-from export_queue.core.sinks import Claim
+from export_queue import Claim, Operations, RedisSink, Sink, bucket
 
 RAW, CLIENT = "raw pipelined SET", "redis-py pipeline"
 GOALS = {100: 0.6, 1_000: 0.8, 10_000: 0.95}

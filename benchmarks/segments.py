@@ -27,8 +27,7 @@ from benchmarks import elasticsearch as elasticsearch_bench
 from benchmarks import redis as redis_bench
 from benchmarks.measuring import Figure, Watch, alternate, median_ratio, processor_of_each, rate, speed
 from benchmarks.processor import ProcessorClock, of_server
-from export_queue import ElasticsearchSink, RedisSink, Sink, SqlSink, Store, drain
-from export_queue.core.queue import Range
+from export_queue import ElasticsearchSink, Range, RedisSink, Sink, SqlSink, Store, drain
 from export_queue.core.segments import waiting_segments
 from export_queue.core.segments.verified_file import VerifiedFile
 from export_queue.core.transactions import take_snapshot

@@ -20,9 +20,7 @@ from tests.support.servers import PostgresServer, RedisServer
 
 from benchmarks.measuring import Figure, Taken, Watch, alternate, median_ratio
 from benchmarks.processor import SessionWatch, of_server
-from export_queue import SinkSpec, Store, StoreSpec
-from export_queue.core.queue import bucket
-from export_queue.core.spark import drain_job
+from export_queue import SinkSpec, Store, StoreSpec, bucket, drain_job
 
 HOME = Path(os.environ.get("EXPORT_QUEUE_SPARK_HOME", Path(__file__).parents[1] / ".venv-spark"))
 DOCUMENT = b"x" * 100

@@ -18,8 +18,7 @@ from pyspark.sql import SparkSession
 from benchmarks.compaction import LOAD_ENTRIES, MORE
 from benchmarks.measuring import Watch, alternate
 from benchmarks.processor import of_descendants
-from export_queue import Candidates, MemorySink, Store, StoreSpec, drain
-from export_queue.core.queue import Range
+from export_queue import Candidates, MemorySink, Range, Store, StoreSpec, drain
 from export_queue.core.segments import Merger, compact, waiting_segments
 from export_queue.core.spark import merge_by_tasks
 from export_queue.core.transactions import take_snapshot

@@ -15,9 +15,8 @@ from pyspark.sql import SparkSession
 
 from benchmarks.measuring import Watch, alternate
 from benchmarks.processor import of_descendants
-from export_queue import Store
+from export_queue import Range, Store
 from export_queue.core.drain import DrainRequest
-from export_queue.core.queue import Range
 from export_queue.core.segments import UnitReader, by_range, waiting_segments
 from export_queue.core.transactions import take_snapshot
 

@@ -22,8 +22,7 @@ from tests.support.servers import PostgresServer
 
 from benchmarks.measuring import Figure, Watch, alternate, processor_note, processor_of_each, rate, speed
 from benchmarks.processor import ProcessorClock, no_server, of_server
-from export_queue import Operations, Sink, SqlSink
-from export_queue.core.sinks import Claim
+from export_queue import Claim, Operations, Sink, SqlSink
 
 COPY, UPSERT = "raw COPY into the same table", "executemany of a guarded upsert, psycopg"
 INSERT = "raw executemany INSERT"

@@ -10,13 +10,23 @@ from typing import Any, cast
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from export_queue import Operations, Retry, SinkSpec, Store, StoreSpec, write_transactional
+from export_queue import (
+    Claim,
+    ExportQueueError,
+    FencedSink,
+    Operations,
+    Retry,
+    Sink,
+    SinkSpec,
+    Store,
+    StoreSpec,
+    write_transactional,
+)
 from export_queue.core.drain import DrainRequest, Engine, run_drain
 from export_queue.core.drain.fenced import claim_of
-from export_queue.core.errors import ExportQueueError
 from export_queue.core.locks import Lease
 from export_queue.core.queue import Queue
-from export_queue.core.sinks import Claim, ContinuingSink, FencedSink, Sink, opened_sink
+from export_queue.core.sinks import ContinuingSink, opened_sink
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 
 IMPATIENT = Retry(attempts=3)

@@ -12,11 +12,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated
 from tests.support import bulk
 from tests.support.bulk import many
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainRequest, drain
-from export_queue.core.errors import InvalidArgument, UnknownQueue
+from export_queue import InvalidArgument, MemorySink, Store, UnknownQueue, drain
+from export_queue.core.drain import DrainRequest
 from export_queue.core.segments import watched_steps
-from export_queue.core.sinks import MemorySink
 from export_queue.operators import ExportQueueCompactOperator
 from export_queue.operators.free_units import OpenUnits
 

@@ -13,8 +13,8 @@ import pytest
 from airflow.sdk import DAG, task
 from tests.support.waiting import wait_until
 
+from export_queue import TransactionTimeout
 from export_queue.assets import queue_asset
-from export_queue.core.errors import TransactionTimeout
 
 NOON = {"logical_date": datetime(2026, 1, 1, 12, tzinfo=UTC), "run_after": datetime(2026, 1, 1, 12, tzinfo=UTC)}
 """The same arguments name the same run: running it again is what clearing its tasks does."""

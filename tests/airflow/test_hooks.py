@@ -11,15 +11,15 @@ import pytest
 from sqlalchemy import make_url
 from tests.support.servers import free_port
 
-from export_queue.core.drivers import postgresql_arguments
-from export_queue.core.errors import (
+from export_queue import (
     ConfigurationError,
     InvalidArgument,
     SinkConfigurationError,
+    SinkSpec,
     StoreNotCreated,
     StoreUnavailable,
 )
-from export_queue.core.sinks import SinkSpec
+from export_queue.core.drivers import postgresql_arguments
 from export_queue.hooks import (
     Described,
     ElasticsearchSinkHook,

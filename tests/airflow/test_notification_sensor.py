@@ -16,8 +16,15 @@ from airflow.sdk.exceptions import AirflowSensorTimeout
 from tests.support.store_urls import whole_url
 from tests.support.triggers import Looks, Watch, pollers, run, store_held
 
-from export_queue import ExportQueueNotificationTrigger, ExportQueueTrigger, Store, polling
-from export_queue.core.errors import ColumnNotObserved, InvalidArgument, UnknownQueue
+from export_queue import (
+    ColumnNotObserved,
+    ExportQueueNotificationTrigger,
+    ExportQueueTrigger,
+    InvalidArgument,
+    Store,
+    UnknownQueue,
+    polling,
+)
 from export_queue.core.store import schema
 from export_queue.sensors import ExportQueueNotificationSensor
 

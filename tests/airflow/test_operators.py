@@ -15,26 +15,27 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tests.support.command_line import run_cli
 from tests.support.servers import free_port
 
-from export_queue.assets import queue_asset
-from export_queue.core.arguments import parse_ranges
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainRequest
-from export_queue.core.errors import (
+from export_queue import (
     ConfigurationError,
     DrainTimedOut,
     HasSubscriptions,
     InvalidArgument,
     LockNotAvailable,
     OptionsDiffer,
+    Owner,
+    Put,
+    Retry,
     SinkBindingError,
     SinkConfigurationError,
     SinkUnavailable,
+    Store,
     StoreNotCreated,
     UnknownQueue,
 )
-from export_queue.core.locks import Owner, claim
-from export_queue.core.retry import Retry
-from export_queue.core.sinks import Put
+from export_queue.assets import queue_asset
+from export_queue.core.arguments import parse_ranges
+from export_queue.core.drain import DrainRequest
+from export_queue.core.locks import claim
 from export_queue.hooks.connections import MissingConnection
 from export_queue.hooks.tasks import task_name
 from export_queue.operators import ExportQueueConfigureOperator, ExportQueueDrainOperator

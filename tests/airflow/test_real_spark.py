@@ -16,7 +16,7 @@ import pytest
 from airflow.sdk import DAG
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.locks import holders
 from export_queue.operators import ExportQueueDrainOperator, ExportQueueSparkDrainOperator
 

@@ -8,8 +8,7 @@ import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from export_queue import polling
-from export_queue.core.errors import HasSubscriptions, InvalidArgument, UnknownQueue
+from export_queue import HasSubscriptions, InvalidArgument, UnknownQueue, polling
 from export_queue.sensors import ExportQueueSensor
 from export_queue.sensors.export_queue import group_ranges
 

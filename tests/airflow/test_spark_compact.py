@@ -17,11 +17,18 @@ from tests.support.bulk import many
 from tests.support.fake_spark import FakeSpark
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import ConfigurationError, HasSubscriptions, InvalidArgument, LeaseLost, SparkJobFailed
+from export_queue import (
+    ConfigurationError,
+    HasSubscriptions,
+    InvalidArgument,
+    LeaseLost,
+    SparkJobFailed,
+    Store,
+    compact_job,
+)
 from export_queue.core.locks import standing_locks
 from export_queue.core.segments import compact
-from export_queue.core.spark import CompactArguments, compact_job
+from export_queue.core.spark import CompactArguments
 from export_queue.operators import ExportQueueSparkCompactOperator
 
 KEY = "kept-secret-4711"

@@ -19,22 +19,26 @@ from tests.support import bulk
 from tests.support.fake_spark import FakeSpark
 from tests.support.waiting import wait_until
 
-from export_queue.core.drain import DrainRequest, drain_as_requested
-from export_queue.core.errors import (
+from export_queue import (
     ConfigurationError,
     DrainError,
     InvalidArgument,
     LeaseLost,
     LockNotAvailable,
+    MemorySink,
+    Owner,
+    Range,
     SinkBindingError,
+    Submitter,
     UnknownQueue,
+    bucket,
 )
+from export_queue.core.drain import DrainRequest, drain_as_requested
 from export_queue.core.locks import (
     COMPACTION_PRIORITY,
     ROWS,
     Area,
     Lease,
-    Owner,
     acquire,
     claim,
     holders,
@@ -42,10 +46,8 @@ from export_queue.core.locks import (
     release,
     renew,
 )
-from export_queue.core.queue import Range, bucket
 from export_queue.core.segments import waiting_segments
-from export_queue.core.sinks import MemorySink
-from export_queue.core.spark import DrainArguments, Submitter
+from export_queue.core.spark import DrainArguments
 from export_queue.core.transactions import take_snapshot
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.connections import MissingConnection

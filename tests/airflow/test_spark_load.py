@@ -13,8 +13,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tests.support.fake_spark import FakeSpark
 
-from export_queue.core.client import Store
-from export_queue.core.errors import ConfigurationError, EntryError, InvalidArgument, SparkJobFailed, UnknownQueue
+from export_queue import ConfigurationError, EntryError, InvalidArgument, SparkJobFailed, Store, UnknownQueue
 from export_queue.operators import ExportQueueSparkLoadOperator
 
 SUBMIT = """#!{python}

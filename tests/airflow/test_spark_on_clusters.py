@@ -13,8 +13,7 @@ from tests.airflow.test_spark_drain import fake_context
 from tests.support.fake_spark import FakeSpark
 from tests.support.servers import free_port
 
-from export_queue.core.client import Store
-from export_queue.core.errors import SparkJobFailed
+from export_queue import SparkJobFailed, Store
 from export_queue.core.spark import DrainArguments, LoadArguments, check_answers
 from export_queue.core.spark.job import APPLICATION, CONF, QUICK_CONF
 from export_queue.operators import ExportQueueSparkDrainOperator, ExportQueueSparkLoadOperator

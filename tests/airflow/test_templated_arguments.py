@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, Param
 
-from export_queue import operators, sensors
-from export_queue.core.errors import InvalidArgument
+from export_queue import InvalidArgument, operators, sensors
 from export_queue.decorators import ExportTransactionOperator
 from export_queue.get_provider_info import get_provider_info
 from export_queue.hooks.rendered import untouched

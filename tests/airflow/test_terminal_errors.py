@@ -15,16 +15,10 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 from tests.support.waiting import wait_until
 
+from export_queue import ExporterError, ExportQueueError, LockNotAvailable, Owner, SinkBindingError, UnknownQueue
 from export_queue.core import errors
 from export_queue.core.drain import Problem
-from export_queue.core.errors import (
-    ExporterError,
-    ExportQueueError,
-    LockNotAvailable,
-    SinkBindingError,
-    UnknownQueue,
-)
-from export_queue.core.locks import Owner, claim, holders
+from export_queue.core.locks import claim, holders
 from export_queue.hooks.connections import MissingConnection
 from export_queue.operators import ExportQueueDrainOperator
 from export_queue.operators.terminal import terminal_errors_fail_at_once

@@ -13,12 +13,8 @@ import sqlalchemy as sa
 from tests.support.servers import PostgresServer
 from tests.support.triggers import Looks, Watch, pollers, run, store_held
 
-from export_queue import polling
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import HasSubscriptions, InvalidArgument, UnknownQueue
+from export_queue import HasSubscriptions, InvalidArgument, MemorySink, Store, UnknownQueue, drain, polling
 from export_queue.core.queue import Sighting
-from export_queue.core.sinks import MemorySink
 from export_queue.polling import QueueQuestion, polled_store
 from export_queue.triggers import ExportQueueTrigger
 

@@ -13,8 +13,7 @@ from typing import Any, Literal
 import orjson
 from tests.support.histories import Append, HistoryTransaction, Operation, Read, ReadList, Write
 
-from export_queue.core.client import Store
-from export_queue.core.errors import StoreError
+from export_queue import Store, StoreError
 
 TAIL = 1 << 16
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.store.postgresql.statements import NOW
 from export_queue.core.store.postgresql.transactions import PostgresSteps
 

@@ -17,8 +17,7 @@ from tests.battery.wills import Heir
 from tests.battery.workload import Client
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import ExportQueueError
+from export_queue import ExportQueueError, Store
 from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.store import schema
 from export_queue.core.store.sqlite.transactions import SqliteSteps

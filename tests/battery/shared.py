@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from export_queue.core.client import Store
+from export_queue import Store
 
 fork = multiprocessing.get_context("fork")
 

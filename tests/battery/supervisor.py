@@ -22,7 +22,7 @@ from tests.battery.ways import Way
 from tests.battery.workload import Client
 from tests.support.histories import HistoryTransaction, Verdict, check_history
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.store import schema
 from export_queue.core.transactions import take_snapshot
 

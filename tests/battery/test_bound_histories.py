@@ -33,8 +33,7 @@ from tests.battery.ways import Way
 from tests.support.fixtures import Covered
 from tests.support.histories import Append, Operation, ReadList, check_history
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import ExportQueueError
+from export_queue import ExportQueueError, Store, TransactionContext
 from export_queue.core.store import schema
 
 WORKERS, ROWS, LISTS = 3, 2, 3

@@ -30,8 +30,7 @@ from tests.support.fixtures import Covered
 from tests.support.histories import Append, Operation, ReadList, check_history
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import StoreError, TransactionError
+from export_queue import Store, StoreError, TransactionContext, TransactionError
 from export_queue.core.store import schema
 
 LISTS, LIST_LENGTH = 4, 30

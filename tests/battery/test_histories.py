@@ -25,9 +25,8 @@ from tests.battery.ways import Way
 from tests.support.fixtures import Covered
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import TransactionError
-from export_queue.core.queue import Range, read_entries
+from export_queue import Range, Store, TransactionContext, TransactionError
+from export_queue.core.queue import read_entries
 from export_queue.core.transactions import take_snapshot
 
 ACCOUNTS, OPENING, WORKERS = 12, 100, 4

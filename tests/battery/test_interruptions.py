@@ -28,10 +28,16 @@ from tests.battery.ways import Way
 from tests.support.fixtures import Covered
 from tests.support.histories import Append, Operation, ReadList, check_history
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import AfterCommitFailed, CommitOutcomeUnknown, StoreError, TransactionError
+from export_queue import (
+    AfterCommitFailed,
+    CommitOutcomeUnknown,
+    Store,
+    StoreError,
+    Transaction,
+    TransactionContext,
+    TransactionError,
+)
 from export_queue.core.store import schema
-from export_queue.core.transactions import Transaction
 
 WORKERS, LISTS = 3, 4
 LIST_LENGTH = 30

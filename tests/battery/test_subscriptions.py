@@ -31,13 +31,19 @@ from tests.battery.size import HANGS, TRANSACTIONS
 from tests.battery.ways import Way
 from tests.support.waiting import PATIENCE
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, drain
-from export_queue.core.errors import ExportQueueError, QueueBusy
+from export_queue import (
+    ApplyResult,
+    Capabilities,
+    DrainReport,
+    ExportQueueError,
+    Operations,
+    QueueBusy,
+    Retry,
+    Store,
+    drain,
+)
 from export_queue.core.maintenance import maintain
 from export_queue.core.queue import subscribe, unsubscribe
-from export_queue.core.retry import Retry
-from export_queue.core.sinks import ApplyResult, Capabilities, Operations
 from export_queue.core.store import queries
 
 WRITERS, DRAINERS = 3, 1

@@ -16,18 +16,10 @@ from tests.battery.ways import Way
 from tests.support.contexts import context_of
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import RegistrationLost, TransactionError, TransactionTimeout
+from export_queue import RegistrationLost, Store, Transaction, TransactionContext, TransactionError, TransactionTimeout
 from export_queue.core.store import Span, schema
 from export_queue.core.store.seams import Writes
-from export_queue.core.transactions import (
-    OpenTransaction,
-    Transaction,
-    expire,
-    read_cell,
-    scan_cells,
-    take_snapshot,
-)
+from export_queue.core.transactions import OpenTransaction, expire, read_cell, scan_cells, take_snapshot
 
 ROWS = [f"row {i}" for i in range(9)]
 WAIT = 60.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.store.creation import create
 from export_queue.core.store.seams import Clock
 

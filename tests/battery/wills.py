@@ -15,10 +15,9 @@ from tests.battery.journals import Journal
 from tests.battery.shared import Place, Shared
 from tests.support.contexts import context_of
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import StoreError, TransactionError
+from export_queue import Store, StoreError, Transaction, TransactionContext, TransactionError
 from export_queue.core.store import schema
-from export_queue.core.transactions import OpenTransaction, Transaction
+from export_queue.core.transactions import OpenTransaction
 
 
 def leave_will(shared: Shared, client: int, transaction: Mapping[str, Any], lists: Mapping[str, Sequence[int]]) -> int:

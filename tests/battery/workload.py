@@ -24,11 +24,12 @@ from tests.battery.shared import ACCOUNTS, MARKS, QUEUE, QUIET, SLOTS, STAGES, T
 from tests.battery.wills import leave_will
 from tests.support.histories import Append, Operation, Read, ReadList, Write
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import (
+from export_queue import (
     CommitOutcomeUnknown,
     RegistrationLost,
+    Store,
     StoreError,
+    TransactionContext,
     TransactionError,
     TransactionTimeout,
 )

@@ -8,20 +8,22 @@ from typing import Any
 import pytest
 from tests.support.contexts import catalogue_of, context_of, opened_by
 
-from export_queue.core.client import Store
-from export_queue.core.client.catalogue import FRESH_SECONDS, Catalogue
-from export_queue.core.drain import LastCommit, drain
-from export_queue.core.errors import (
+from export_queue import (
     ConflictError,
     EntryError,
     InvalidArgument,
     LockNotAvailable,
+    MemorySink,
     OptionsDiffer,
+    Owner,
+    Range,
+    Store,
     UnknownQueue,
+    drain,
 )
-from export_queue.core.locks import Owner, claim, release
-from export_queue.core.queue import Range
-from export_queue.core.sinks import MemorySink
+from export_queue.core.client.catalogue import FRESH_SECONDS, Catalogue
+from export_queue.core.drain import LastCommit
+from export_queue.core.locks import claim, release
 from export_queue.core.transactions import OpenTransaction
 
 

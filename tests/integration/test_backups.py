@@ -17,10 +17,16 @@ import pytest
 from tests.support.command_line import run_cli
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import ExportQueueError, InvalidArgument, RegistrationLost, StoreError
-from export_queue.core.sinks import MemorySink, SinkSpec
+from export_queue import (
+    ExportQueueError,
+    InvalidArgument,
+    MemorySink,
+    RegistrationLost,
+    SinkSpec,
+    Store,
+    StoreError,
+    drain,
+)
 from export_queue.core.transactions import take_snapshot
 
 fork = multiprocessing.get_context("fork")

@@ -11,10 +11,19 @@ import pytest
 import sqlalchemy as sa
 from tests.support.servers import RedisServer
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain, follow, readmit
-from export_queue.core.errors import SinkBelongsToAnother, SinkBindingError
-from export_queue.core.sinks import CompositeSink, MemorySink, Put, SinkSpec, SqlSink
+from export_queue import (
+    MemorySink,
+    Put,
+    SinkBelongsToAnother,
+    SinkBindingError,
+    SinkSpec,
+    SqlSink,
+    Store,
+    drain,
+    follow,
+    readmit,
+)
+from export_queue.core.sinks import CompositeSink
 
 EVERY_STORE = pytest.mark.usefixtures("store_url")
 passwords: list[str] = []

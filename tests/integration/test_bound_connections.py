@@ -15,8 +15,7 @@ from psycopg import rows
 from psycopg.adapt import Dumper, Loader
 from tests.support.store_urls import whole_url
 
-from export_queue.core.client import Store
-from export_queue.core.errors import ConfigurationError, InvalidArgument
+from export_queue import ConfigurationError, InvalidArgument, Store
 
 on_postgresql = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)

@@ -21,12 +21,12 @@ from tests.support.contexts import opened_by
 from tests.support.store_urls import whole_url
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import (
+from export_queue import (
     ConfigurationError,
     ConflictError,
     InvalidArgument,
     RegistrationLost,
+    Store,
     StoreUnavailable,
     TransactionTimeout,
 )

@@ -7,11 +7,19 @@ import sqlalchemy as sa
 from tests.integration.test_transactions import begin, read, wait_past, write
 from tests.support.contexts import catalogue_of, context_of, opened_by
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import ConflictError, InvalidArgument, RegistrationLost, TransactionEnded
-from export_queue.core.queue import Range, read_entries
+from export_queue import (
+    ConflictError,
+    InvalidArgument,
+    Level,
+    Range,
+    RegistrationLost,
+    Store,
+    TransactionContext,
+    TransactionEnded,
+)
+from export_queue.core.queue import read_entries
 from export_queue.core.store import Span, schema
-from export_queue.core.transactions import Level, OpenTransaction, expire, prune, scan_cells, take_snapshot
+from export_queue.core.transactions import OpenTransaction, expire, prune, scan_cells, take_snapshot
 
 KINDS = pytest.mark.parametrize("kind", ["short", "long"])
 

@@ -17,13 +17,18 @@ from tests.support.contexts import begin, opened_by
 from tests.support.patience import AT_ONCE
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.drain import drain
-from export_queue.core.errors import ConflictError, InvalidArgument, SnapshotTooOld
+from export_queue import (
+    ConflictError,
+    InvalidArgument,
+    MemorySink,
+    Retry,
+    SnapshotTooOld,
+    Store,
+    TransactionContext,
+    drain,
+)
 from export_queue.core.maintenance import MaintenanceReport, Patience, conflict_keys, maintain
 from export_queue.core.maintenance.pages import Page
-from export_queue.core.retry import Retry
-from export_queue.core.sinks import MemorySink
 from export_queue.core.store import Span, schema
 from export_queue.core.store.queries import cleanup
 from export_queue.core.transactions import expire, scan_cells

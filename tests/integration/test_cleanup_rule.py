@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.store import Snapshot, schema
 from export_queue.core.store.queries import versions as sql
 

@@ -14,19 +14,21 @@ from tests.battery import plants
 from tests.support import bulk
 from tests.support.bulk import many
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import (
+from export_queue import (
+    Candidates,
     CommitOutcomeUnknown,
     ConflictError,
     InvalidArgument,
+    MemorySink,
+    Owner,
     RegistrationLost,
     SnapshotTooOld,
+    Store,
+    drain,
 )
-from export_queue.core.locks import Owner, begin_attempt
+from export_queue.core.locks import begin_attempt
 from export_queue.core.maintenance import Patience, vacuum
-from export_queue.core.segments import Candidates, compact
-from export_queue.core.sinks import MemorySink
+from export_queue.core.segments import compact
 from export_queue.core.store import schema
 from export_queue.core.store.creation import MAX_FLOOR
 

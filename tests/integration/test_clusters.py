@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from tests.support.command_line import run_cli
 from tests.support.contexts import begin, opened_by
 
-from export_queue.core.client import Store
-from export_queue.core.errors import OtherCluster, RegistrationLost, SnapshotTooOld
+from export_queue import OtherCluster, RegistrationLost, SnapshotTooOld, Store
 from export_queue.core.store import schema
 from export_queue.core.transactions import take_snapshot
 

@@ -17,12 +17,21 @@ from hypothesis import strategies as st
 from tests.support import bulk
 from tests.support.bulk import many, waits
 
-from export_queue.core.client import Store
-from export_queue.core.drain import Entry, drain
-from export_queue.core.errors import ExportQueueError, InvalidArgument, OptionsDiffer
-from export_queue.core.locks import Owner
-from export_queue.core.segments import Candidates, CompactionReport, compact, watched_steps
-from export_queue.core.sinks import Delete, MemorySink, Put
+from export_queue import (
+    Candidates,
+    CompactionReport,
+    Delete,
+    Entry,
+    ExportQueueError,
+    InvalidArgument,
+    MemorySink,
+    OptionsDiffer,
+    Owner,
+    Put,
+    Store,
+    drain,
+)
+from export_queue.core.segments import compact, watched_steps
 
 FEW = Candidates(least=2)
 STEPS = ["locked", "begun", "written", "publishing", "published"]

@@ -8,11 +8,9 @@ import sys
 import pytest
 from tests.support.command_line import run_cli
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.locks import Owner, claim
-from export_queue.core.queue import DeadLetter, Position, dead_letter
-from export_queue.core.sinks import MemorySink
+from export_queue import DeadLetter, MemorySink, Owner, Store, drain
+from export_queue.core.locks import claim
+from export_queue.core.queue import Position, dead_letter
 
 
 def test_a_store_is_set_up_and_looked_at(sqlite_url: str) -> None:

@@ -20,11 +20,9 @@ from tests.support.command_line import run_cli
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
+from export_queue import InvalidArgument, Owner, Range, SecretNotFound, SinkConfigurationError, Store
 from export_queue.core.cli.naming import SINK_PASSWORD, named_sink
-from export_queue.core.client import Store
-from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
-from export_queue.core.locks import Owner, claim
-from export_queue.core.queue import Range
+from export_queue.core.locks import claim
 
 pytestmark = pytest.mark.one_store("what a drain prints is the same on each store")
 

@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.command_line import run_cli
 
+from export_queue import Entry, InvalidArgument, MemorySink, Put, Store, drain
 from export_queue.core.cli.console import show, show_one
-from export_queue.core.client import Store
-from export_queue.core.drain import Entry, drain
-from export_queue.core.errors import InvalidArgument
-from export_queue.core.sinks import MemorySink, Put
 
 PROGRAM = [sys.executable, "-c", "from export_queue.core.cli import main; main()"]
 HOSTILE = ["[/]", "[bold]order-1[/bold]", "a\nb", "\x1b[31mred", "nul\0"]

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 from tests.support.command_line import run_cli
 
-from export_queue.core.client import Store
-from export_queue.core.locks import ROWS, Area, Lease, Owner, acquire, claim, release, revoke
+from export_queue import Owner, Store
+from export_queue.core.locks import ROWS, Area, Lease, acquire, claim, release, revoke
 from export_queue.core.locks.waiting import Asking
 from export_queue.core.queue import Queue
 from export_queue.core.store import schema

@@ -13,12 +13,20 @@ import pytest
 from tests.support.command_line import run_cli
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, drain, progress, transient
-from export_queue.core.errors import DrainTimedOut, InvalidArgument, LockNotAvailable, SinkRefused, SinkUnavailable
-from export_queue.core.locks import Owner, claim
-from export_queue.core.queue import DeadLetterFilter
-from export_queue.core.sinks import MemorySink
+from export_queue import (
+    DeadLetterFilter,
+    DrainTimedOut,
+    InvalidArgument,
+    LockNotAvailable,
+    MemorySink,
+    Owner,
+    SinkRefused,
+    SinkUnavailable,
+    Store,
+    drain,
+)
+from export_queue.core.drain import DRAIN_RETRY, progress, transient
+from export_queue.core.locks import claim
 
 pytestmark = pytest.mark.one_store("what commands print is the same on each store")
 

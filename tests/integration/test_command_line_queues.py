@@ -13,10 +13,7 @@ import pytest
 from tests.support.command_line import run_cli
 from tests.support.contexts import context_of, opened_by
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.queue import bucket
-from export_queue.core.sinks import MemorySink
+from export_queue import MemorySink, Store, bucket, drain
 from export_queue.core.transactions import OpenTransaction
 
 pytestmark = pytest.mark.one_store("what commands print is the same on each store")

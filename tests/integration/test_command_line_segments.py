@@ -10,9 +10,7 @@ from tests.support import bulk
 from tests.support.bulk import many
 from tests.support.command_line import run_cli
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.sinks import MemorySink
+from export_queue import MemorySink, Store, drain
 
 FIVE_LOADS = 5
 

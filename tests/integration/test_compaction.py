@@ -15,13 +15,22 @@ import pytest
 from tests.support import bulk
 from tests.support.bulk import many, waits
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost, SegmentLost
-from export_queue.core.locks import COMPACTION_PRIORITY, ROWS, Area, Owner, acquire, claim, member, release
-from export_queue.core.queue import Range, bucket, find_queue
-from export_queue.core.segments import (
+from export_queue import (
     Candidates,
+    ExportQueueError,
+    InvalidArgument,
+    LeaseLost,
+    MemorySink,
+    Owner,
+    Range,
+    SegmentLost,
+    Store,
+    bucket,
+    drain,
+)
+from export_queue.core.locks import COMPACTION_PRIORITY, ROWS, Area, acquire, claim, member, release
+from export_queue.core.queue import find_queue
+from export_queue.core.segments import (
     Merge,
     Merged,
     UnitPlan,
@@ -33,7 +42,6 @@ from export_queue.core.segments import (
     waiting_segments,
     watched_steps,
 )
-from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries
 from export_queue.core.store.schema import entry
 from export_queue.core.transactions import settled_snapshot, take_snapshot

@@ -11,23 +11,27 @@ import redis
 from sqlalchemy import create_engine, inspect, text
 from tests.support.servers import RedisServer
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, drain
-from export_queue.core.errors import SecretNotFound, SinkBelongsToAnother, SinkConfigurationError, SinkUnavailable
-from export_queue.core.sinks import (
+from export_queue import (
     ApplyResult,
     Capabilities,
-    CompositeSink,
     MemorySink,
     Operations,
     RedisSink,
     Rejection,
+    SecretNotFound,
     Sink,
+    SinkBelongsToAnother,
+    SinkConfigurationError,
     SinkSpec,
+    SinkUnavailable,
     SqlSink,
+    Store,
+    drain,
 )
-from export_queue.core.testing import SinkConformance
+from export_queue.core.drain import DRAIN_RETRY
+from export_queue.core.sinks import CompositeSink
 from export_queue.core.testing.conformance.histories import Delivery, expected, visible
+from export_queue.testing import SinkConformance
 
 Records = Mapping[tuple[str, bytes], bytes]
 

@@ -15,9 +15,7 @@ from tests.support.certificates import lend, make_certificate
 from tests.support.mariadb import MariaDbServer
 from tests.support.servers import PostgresServer, free_port, unprivileged_account
 
-from export_queue import SinkSpec, Store
-from export_queue.core.errors import SinkConfigurationError, SinkError, StoreUnavailable
-from export_queue.core.sinks import SqlSink
+from export_queue import SinkConfigurationError, SinkError, SinkSpec, SqlSink, Store, StoreUnavailable
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from tests.support.contexts import opened_by
 
-from export_queue.core.client import Store
-from export_queue.core.errors import InvalidArgument, SchemaVersionError, StoreNotCreated, StoreUnavailable
+from export_queue import InvalidArgument, SchemaVersionError, Store, StoreNotCreated, StoreUnavailable
 from export_queue.core.store import schema, views
 from export_queue.core.store.creation import create
 

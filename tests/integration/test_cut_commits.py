@@ -14,7 +14,7 @@ import pytest
 from tests.support.cuts import COMMITS, OTHERS, Cutter
 from tests.support.proxy import Cut
 
-from export_queue.core.retry import Retry
+from export_queue import Retry
 
 How = Literal["reset", "close_half", "hold"]
 BROKEN: tuple[How, ...] = ("reset", "close_half")

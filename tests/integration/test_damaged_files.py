@@ -18,13 +18,9 @@ import pytest
 from tests.support import bulk
 from tests.support.s3 import S3Server
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import SegmentLost
-from export_queue.core.queue import Range
-from export_queue.core.segments import Candidates, Segment, row_groups, waiting_segments, writing
+from export_queue import Candidates, MemorySink, Range, SegmentLost, Store, drain
+from export_queue.core.segments import Segment, row_groups, waiting_segments, writing
 from export_queue.core.segments.reading import Row, SegmentReader, read_slices
-from export_queue.core.sinks import MemorySink
 from export_queue.core.transactions import take_snapshot
 
 DAMAGES = int(os.environ.get("EXPORT_QUEUE_DAMAGES", "400"))

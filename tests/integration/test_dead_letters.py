@@ -11,13 +11,22 @@ from typing import Any
 import pytest
 from tests.support.patience import AT_ONCE
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, Entry, drain
-from export_queue.core.errors import InvalidArgument, LockNotAvailable, UnknownQueue
-from export_queue.core.locks import Owner, claim, release
+from export_queue import (
+    DeadLetterFilter,
+    DrainReport,
+    Entry,
+    InvalidArgument,
+    LockNotAvailable,
+    MemorySink,
+    Operations,
+    Owner,
+    Put,
+    Store,
+    UnknownQueue,
+    drain,
+)
+from export_queue.core.locks import claim, release
 from export_queue.core.maintenance import maintain
-from export_queue.core.queue import DeadLetterFilter
-from export_queue.core.sinks import MemorySink, Operations, Put
 from export_queue.core.store import schema
 from export_queue.core.transactions import take_snapshot
 

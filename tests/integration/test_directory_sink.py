@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import SinkConfigurationError, SinkRefused
-from export_queue.core.sinks import Operations
+from export_queue import Operations, SinkConfigurationError, SinkRefused, Store, drain
 
 PAGE = Path(__file__).parents[2] / "docs" / "sinks" / "your-own.md"
 

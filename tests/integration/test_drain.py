@@ -18,34 +18,35 @@ import sqlalchemy as sa
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, DrainReport, Entry, Progress, drain, pipeline
-from export_queue.core.errors import (
+from export_queue import (
     AmbiguousRecord,
-    EntryRejected,
-    ExporterError,
-    InvalidArgument,
-    SinkBelongsToAnother,
-    SinkBindingError,
-    SinkRefused,
-    SinkUnavailable,
-    StoreUnavailable,
-    TooManyDeadLetters,
-    UnknownQueue,
-)
-from export_queue.core.locks import holders
-from export_queue.core.queue import Range
-from export_queue.core.sinks import (
     ApplyResult,
     Capabilities,
     Delete,
+    DrainReport,
+    Entry,
+    EntryRejected,
+    ExporterError,
+    InvalidArgument,
     MemorySink,
     Operations,
     Put,
+    Range,
     Rejection,
     Sink,
+    SinkBelongsToAnother,
+    SinkBindingError,
+    SinkRefused,
     SinkSpec,
+    SinkUnavailable,
+    Store,
+    StoreUnavailable,
+    TooManyDeadLetters,
+    UnknownQueue,
+    drain,
 )
+from export_queue.core.drain import DRAIN_RETRY, Progress, pipeline
+from export_queue.core.locks import holders
 from export_queue.core.store import Work
 
 IMPATIENT = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)

@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 
-from export_queue.core.client import Store
-from export_queue.core.drain import (
-    DRAIN_RETRY,
-    Deadline,
+from export_queue import (
+    ApplyResult,
     DrainReport,
-    DrainRequest,
-    LocalEngine,
+    DrainTimedOut,
+    MemorySink,
+    Operations,
+    Owner,
+    SinkUnavailable,
+    Store,
     drain,
-    load_exporter,
-    run_drain,
 )
-from export_queue.core.errors import DrainTimedOut, SinkUnavailable
-from export_queue.core.locks import Owner, claim, holders, release
-from export_queue.core.sinks import ApplyResult, MemorySink, Operations
+from export_queue.core.drain import DRAIN_RETRY, Deadline, DrainRequest, LocalEngine, load_exporter, run_drain
+from export_queue.core.locks import claim, holders, release
 
 
 class Clock:

@@ -12,11 +12,21 @@ from typing import Any
 import pytest
 from tests.support.waiting import PATIENCE
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, Entry, claims, course, drain, one_drain, pipeline
-from export_queue.core.errors import SinkError, StoreUnavailable
-from export_queue.core.locks import Lease, Owner, check_leases, claim, holders, keeping
-from export_queue.core.sinks import ApplyResult, MemorySink, Operations, Put
+from export_queue import (
+    ApplyResult,
+    DrainReport,
+    Entry,
+    MemorySink,
+    Operations,
+    Owner,
+    Put,
+    SinkError,
+    Store,
+    StoreUnavailable,
+    drain,
+)
+from export_queue.core.drain import claims, course, one_drain, pipeline
+from export_queue.core.locks import Lease, check_leases, claim, holders, keeping
 
 
 @pytest.fixture

@@ -18,11 +18,22 @@ import pytest
 import sqlalchemy as sa
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, DrainRequest, LocalEngine, drain, load_exporter, run_drain
-from export_queue.core.errors import LeaseLost, LockNotAvailable
-from export_queue.core.locks import Owner, claim, holders, release, revoke
-from export_queue.core.sinks import ApplyResult, Capabilities, MemorySink, Operations, Sink, SinkSpec
+from export_queue import (
+    ApplyResult,
+    Capabilities,
+    DrainReport,
+    LeaseLost,
+    LockNotAvailable,
+    MemorySink,
+    Operations,
+    Owner,
+    Sink,
+    SinkSpec,
+    Store,
+    drain,
+)
+from export_queue.core.drain import DrainRequest, LocalEngine, load_exporter, run_drain
+from export_queue.core.locks import claim, holders, release, revoke
 from export_queue.core.store import schema
 
 fork = multiprocessing.get_context("fork")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from export_queue.core.client import Store
+from export_queue import Store
 
 VALUE = "x" * 1000
 SMALL = 2_000

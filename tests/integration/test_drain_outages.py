@@ -14,10 +14,19 @@ import sqlalchemy as sa
 from tests.support.drains import after_chunks
 from tests.support.servers import PostgresServer, RedisServer
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, DrainReport, drain
-from export_queue.core.errors import SinkUnavailable
-from export_queue.core.sinks import ApplyResult, Capabilities, MemorySink, Operations, SinkSpec, SqlSink
+from export_queue import (
+    ApplyResult,
+    Capabilities,
+    DrainReport,
+    MemorySink,
+    Operations,
+    SinkSpec,
+    SinkUnavailable,
+    SqlSink,
+    Store,
+    drain,
+)
+from export_queue.core.drain import DRAIN_RETRY
 
 ENTRIES = 400
 CHUNK = 40

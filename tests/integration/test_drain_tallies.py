@@ -12,18 +12,27 @@ from typing import Any
 import pytest
 from tests.support import bulk
 
-from export_queue.core.client import Store
+from export_queue import (
+    ApplyResult,
+    DrainReport,
+    LeaseLost,
+    MemorySink,
+    Operations,
+    Owner,
+    SparkJobFailed,
+    Store,
+    StoreUnavailable,
+    drain,
+)
 from export_queue.core.drain import (
     DRAIN_RETRY,
     Counts,
-    DrainReport,
     DrainRequest,
     Follower,
     LocalEngine,
     Part,
     RangeReport,
     Tally,
-    drain,
     drain_ranges,
     load_exporter,
     pipeline,
@@ -31,10 +40,8 @@ from export_queue.core.drain import (
     tally,
 )
 from export_queue.core.drain.course import Course
-from export_queue.core.errors import LeaseLost, SparkJobFailed, StoreUnavailable
-from export_queue.core.locks import Lease, LeaseKeeper, Owner, begin_attempt, claim, revoke
+from export_queue.core.locks import Lease, LeaseKeeper, begin_attempt, claim, revoke
 from export_queue.core.queue import Queue
-from export_queue.core.sinks import ApplyResult, MemorySink, Operations
 from export_queue.core.transactions import Snapshot, take_snapshot
 
 IMPATIENT = replace(DRAIN_RETRY, sleep=lambda seconds: None)

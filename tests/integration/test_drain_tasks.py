@@ -17,15 +17,13 @@ import pytest
 import sqlalchemy as sa
 from tests.support import bulk
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, DrainRequest, Entry, Part, RangeReport, by_range, share_out, sharing
-from export_queue.core.locks import Lease, Owner, claim, revoke
-from export_queue.core.queue import bucket, read_entries
+from export_queue import Entry, MemorySink, Owner, Put, SinkSpec, Store, StoreSpec, bucket
+from export_queue.core.drain import DRAIN_RETRY, DrainRequest, Part, RangeReport, by_range, share_out, sharing
+from export_queue.core.locks import Lease, claim, revoke
+from export_queue.core.queue import read_entries
 from export_queue.core.segments import verified_file, writing
-from export_queue.core.sinks import MemorySink, Put, SinkSpec
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.tasks import TaskSetup, drain_task
-from export_queue.core.store import StoreSpec
 from export_queue.core.transactions import take_snapshot
 
 ATTEMPTS = itertools.count(1)

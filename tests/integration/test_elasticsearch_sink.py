@@ -23,21 +23,25 @@ from tests.support.servers import free_port
 from tests.support.tls_proxy import TlsProxy
 from tests.support.waiting import wait_until
 
-from export_queue.core.errors import (
+from export_queue import (
+    ApplyResult,
+    ElasticsearchSink,
     ExportQueueError,
+    Operations,
     SinkBelongsToAnother,
     SinkConfigurationError,
     SinkLostData,
     SinkRefused,
+    SinkSpec,
     SinkUnavailable,
 )
-from export_queue.core.sinks import MAX_SEQ, ApplyResult, ElasticsearchSink, Operations, SinkSpec
+from export_queue.core.sinks import MAX_SEQ
 from export_queue.core.sinks.elasticsearch import floor as floor_module
 from export_queue.core.sinks.elasticsearch import indices, sweep
 from export_queue.core.sinks.elasticsearch import sink as sink_module
 from export_queue.core.sinks.elasticsearch.connection import Connection
-from export_queue.core.testing import SinkConformance
 from export_queue.core.testing.conformance.histories import apply_patiently
+from export_queue.testing import SinkConformance
 
 pytestmark = pytest.mark.timeout(240)  # the first test of a version waits for its server
 _names = itertools.count()

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.test_transactions import read, write
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.store import ServerSnapshot
 from export_queue.core.store.postgresql import calls
 from export_queue.core.transactions import prune

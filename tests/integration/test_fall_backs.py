@@ -16,13 +16,9 @@ import sqlalchemy as sa
 from tests.support import bulk
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost
+from export_queue import Candidates, ExportQueueError, InvalidArgument, LeaseLost, MemorySink, Range, Store, drain
 from export_queue.core.locks import standing_locks
-from export_queue.core.queue import Range
 from export_queue.core.segments import (
-    Candidates,
     UnitReader,
     compact,
     falling_back,
@@ -30,7 +26,6 @@ from export_queue.core.segments import (
     vacuum_segments,
     waiting_segments,
 )
-from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries, schema
 from export_queue.core.transactions import take_snapshot
 

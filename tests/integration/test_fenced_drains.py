@@ -18,37 +18,30 @@ import sqlalchemy as sa
 from tests.integration.test_drain_kills import DrainProcess, add, started, waiting
 from tests.support.fenced_memory import FencedMemory
 
-from export_queue.core.client import Store
-from export_queue.core.drain import (
-    DRAIN_RETRY,
-    DrainReport,
-    DrainRequest,
-    LocalEngine,
-    drain,
-    load_exporter,
-    run_drain,
-)
-from export_queue.core.errors import (
+from export_queue import (
+    ApplyResult,
+    Claim,
     ConfigurationError,
+    DrainReport,
     EntriesNotSettled,
     EntryRejected,
     LeaseLost,
     LockNotAvailable,
-    SinkUnavailable,
-)
-from export_queue.core.locks import Owner, claim, revoke
-from export_queue.core.sinks import (
-    ApplyResult,
-    Claim,
-    ClaimedSink,
     MemorySink,
     Operations,
+    Owner,
     RedisSink,
     SinkSpec,
+    SinkUnavailable,
     SqlSink,
+    Store,
+    drain,
 )
-from export_queue.core.testing import FencedConformance
+from export_queue.core.drain import DRAIN_RETRY, DrainRequest, LocalEngine, load_exporter, run_drain
+from export_queue.core.locks import claim, revoke
+from export_queue.core.sinks import ClaimedSink
 from export_queue.core.testing.conformance.histories import Record
+from export_queue.testing import FencedConformance
 
 pytestmark = pytest.mark.one_store("it is the sinks that compare fences")
 

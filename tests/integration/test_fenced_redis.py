@@ -10,10 +10,9 @@ import redis
 from tests.support.redis_records import Make, before, hashes, making, member_id, members, puts, strings
 from tests.support.servers import RedisServer
 
-from export_queue.core.errors import LeaseLost, SinkConfigurationError, SinkUnavailable
-from export_queue.core.sinks import Claim, Operations, RedisSink
+from export_queue import Claim, LeaseLost, Operations, RedisSink, SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks.redis import pieces
-from export_queue.core.testing import FencedConformance
+from export_queue.testing import FencedConformance
 
 MINE = Claim("q/1/0", 7)
 

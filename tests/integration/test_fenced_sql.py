@@ -12,9 +12,9 @@ from sqlalchemy import inspect
 from sqlalchemy.engine import make_url
 from tests.support.sql_targets import Make, OnMariadb, OnPostgresql, OnSqlite, execute, opened_sinks, puts, url_of
 
-from export_queue.core.errors import LeaseLost, SinkConfigurationError, SinkRefused
-from export_queue.core.sinks import Claim, CompositeSink, SqlSink
-from export_queue.core.testing import FencedConformance
+from export_queue import Claim, LeaseLost, SinkConfigurationError, SinkRefused, SqlSink
+from export_queue.core.sinks import CompositeSink
+from export_queue.testing import FencedConformance
 
 MINE = Claim("q/1/0", 7)
 

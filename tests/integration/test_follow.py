@@ -22,20 +22,27 @@ from tests.support.command_line import run_cli
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue import DrainReport, Owner, SinkSpec, Store, drain, follow
-from export_queue.core.drain import follow as _function
-from export_queue.core.errors import (
+from export_queue import (
+    ApplyResult,
+    DrainReport,
     EntryRejected,
     InvalidArgument,
     LeaseLost,
+    MemorySink,
+    Operations,
+    Owner,
+    Range,
     SinkLostData,
+    SinkSpec,
     SinkUnavailable,
+    Store,
     StoreUnavailable,
     UnknownQueue,
+    drain,
+    follow,
 )
+from export_queue import follow as _function
 from export_queue.core.locks import claim, hold, holders, joined, release, revoke
-from export_queue.core.queue import Range
-from export_queue.core.sinks import ApplyResult, MemorySink, Operations
 from export_queue.core.store.seams import Channel
 
 following = sys.modules[_function.__module__]

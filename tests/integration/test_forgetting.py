@@ -10,9 +10,8 @@ from uuid import UUID, uuid4
 import pytest
 import sqlalchemy as sa
 
-from export_queue.core.client import Store
+from export_queue import CommitOutcomeUnknown, CommitRefused, Store
 from export_queue.core.drain import Counts, DrainRequest, Tally, tally
-from export_queue.core.errors import CommitOutcomeUnknown, CommitRefused
 from export_queue.core.maintenance import Patience
 from export_queue.core.maintenance import maintain as clean_up
 from export_queue.core.store import schema

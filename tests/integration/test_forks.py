@@ -19,8 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine.base import RootTransaction
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import StoreError, TransactionEnded
+from export_queue import Store, StoreError, TransactionContext, TransactionEnded
 from export_queue.core.store.sqlite.filelock import FileLock
 
 fork = multiprocessing.get_context("fork")

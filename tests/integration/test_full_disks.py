@@ -18,10 +18,8 @@ from tests.support.servers import RedisServer
 from tests.support.shared import exclusive
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, DrainReport, drain
-from export_queue.core.errors import SinkUnavailable
-from export_queue.core.sinks import SinkSpec
+from export_queue import DrainReport, SinkSpec, SinkUnavailable, Store, drain
+from export_queue.core.drain import DRAIN_RETRY
 
 ENTRIES = 200
 CHUNK = 20

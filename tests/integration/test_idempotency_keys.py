@@ -12,8 +12,7 @@ import pytest
 from tests.support.cuts import DIRECTIONS, Cutter, Truth, fill
 from tests.support.proxy import Cut
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import CommitOutcomeUnknown, ExportQueueError, InvalidArgument
+from export_queue import CommitOutcomeUnknown, ExportQueueError, InvalidArgument, Store, TransactionContext
 from export_queue.core.store import schema
 
 fork = multiprocessing.get_context("fork")

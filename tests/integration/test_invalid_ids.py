@@ -16,8 +16,7 @@ from tests.integration.test_participants import Resource
 from tests.integration.test_transactions import read, wait_past, write
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import RegistrationLost
+from export_queue import RegistrationLost, Store
 from export_queue.core.store import schema
 from export_queue.core.transactions import expire, prune, take_snapshot
 

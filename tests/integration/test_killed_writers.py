@@ -14,8 +14,7 @@ import sqlalchemy as sa
 from tests.support.store_urls import whole_url
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import CommitOutcomeUnknown, TransactionError
+from export_queue import CommitOutcomeUnknown, Store, TransactionError
 from export_queue.core.store import schema
 from export_queue.core.store.sqlite.transactions import SqliteSteps
 from export_queue.core.transactions import expire, prune, take_snapshot

@@ -20,23 +20,28 @@ from tests.support.contexts import begin, opened_by
 from tests.support.fenced_memory import FencedMemory
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain, follow, retry_dead_letters
-from export_queue.core.errors import (
+from export_queue import (
     ConfigurationError,
     InvalidArgument,
     LayoutClosed,
     LeaseLost,
     LockNotAvailable,
+    MemorySink,
     OptionsDiffer,
+    Owner,
     QueueBusy,
+    Range,
+    Retry,
+    Store,
+    bucket,
+    drain,
+    follow,
 )
-from export_queue.core.locks import Owner, claim, release
+from export_queue.core.drain import retry_dead_letters
+from export_queue.core.locks import claim, release
 from export_queue.core.maintenance import maintain
-from export_queue.core.queue import ALL_DEAD_LETTERS, Layout, Range, alter_queue, bucket, queue_of
-from export_queue.core.retry import Retry
+from export_queue.core.queue import ALL_DEAD_LETTERS, Layout, alter_queue, queue_of
 from export_queue.core.segments import stage_segments
-from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries, schema
 from export_queue.core.transactions import expire
 

@@ -15,13 +15,9 @@ import pyarrow as pa
 import pytest
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import ExportQueueError
-from export_queue.core.locks import Owner
+from export_queue import ExportQueueError, Owner, SinkSpec, Store, drain
 from export_queue.core.queue import close_layouts
 from export_queue.core.segments import rewrite
-from export_queue.core.sinks import SinkSpec
 
 fork = multiprocessing.get_context("fork")
 KEYS = [f"key-{n}" for n in range(60)]

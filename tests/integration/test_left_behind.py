@@ -12,11 +12,17 @@ import pytest
 from tests.support import bulk
 from tests.support.s3 import S3Server
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import ConflictError, EntryError, SegmentRefused, SegmentUnavailable
-from export_queue.core.segments import Candidates, files, mergers, write_segments
-from export_queue.core.sinks import MemorySink
+from export_queue import (
+    Candidates,
+    ConflictError,
+    EntryError,
+    MemorySink,
+    SegmentRefused,
+    SegmentUnavailable,
+    Store,
+    drain,
+)
+from export_queue.core.segments import files, mergers, write_segments
 
 
 @pytest.fixture

@@ -10,16 +10,17 @@ import sqlalchemy as sa
 from tests.integration.test_transactions import read
 from tests.support.contexts import opened_by
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import (
+from export_queue import (
     ChangeSetTooLarge,
     ConflictError,
     InvalidArgument,
+    Limits,
+    Retry,
+    Store,
     StoreUnavailable,
+    TransactionContext,
     TransactionTimeout,
 )
-from export_queue.core.retry import Retry
-from export_queue.core.store import Limits
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.locks import ROWS, Area, Lease, Lock, Owner, release, revoke
+from export_queue import Owner, Range, Store
+from export_queue.core.locks import ROWS, Area, Lease, Lock, release, revoke
 from export_queue.core.locks.lockbox import grant, open_board, owner_request
 from export_queue.core.locks.records import areas_text, text_of
 from export_queue.core.locks.rules import Granted, Request, decide
 from export_queue.core.locks.waiting import Asking
-from export_queue.core.queue import Queue, Range
+from export_queue.core.queue import Queue
 from export_queue.core.store import schema
 
 pytestmark = pytest.mark.parametrize(

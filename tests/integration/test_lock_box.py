@@ -9,9 +9,8 @@ import pytest
 import sqlalchemy as sa
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import LeaseLost, LockNotAvailable
-from export_queue.core.locks import ROWS, Area, Lease, Owner, acquire, claim, give_back, hold, release, renew
+from export_queue import LeaseLost, LockNotAvailable, Owner, Store
+from export_queue.core.locks import ROWS, Area, Lease, acquire, claim, give_back, hold, release, renew
 from export_queue.core.locks import standing_locks as standing
 from export_queue.core.queue import Queue
 from export_queue.core.store import schema

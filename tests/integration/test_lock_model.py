@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.model.locking import BUCKETS, REQUEST_SECONDS, UNIT, LockMachine
 from tests.model.world import in_memory
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.locks import waiting
 
 SEEDS = int(os.environ.get("EXPORT_QUEUE_MODEL_SEEDS", "3"))

@@ -12,11 +12,10 @@ import pytest
 import sqlalchemy as sa
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import LeaseLost
-from export_queue.core.locks import ROWS, Area, Lease, Owner, acquire, hold, release, renew, revoke
+from export_queue import LeaseLost, Owner, Range, Store
+from export_queue.core.locks import ROWS, Area, Lease, acquire, hold, release, renew, revoke
 from export_queue.core.locks.lockbox import open_board
-from export_queue.core.queue import Queue, Range
+from export_queue.core.queue import Queue
 from export_queue.core.store import queries, schema
 
 fork = multiprocessing.get_context("fork")

@@ -11,9 +11,8 @@ import pytest
 import sqlalchemy as sa
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import LeaseLost
-from export_queue.core.locks import Lease, Owner, begin_attempt, claim, hold, holders, release, renew, revoke
+from export_queue import LeaseLost, Owner, Store
+from export_queue.core.locks import Lease, begin_attempt, claim, hold, holders, release, renew, revoke
 from export_queue.core.queue import Queue
 from export_queue.core.store import schema
 

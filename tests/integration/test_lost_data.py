@@ -14,26 +14,33 @@ from redis.crc import key_slot
 from tests.support.redis_cluster import RedisCluster
 from tests.support.servers import RedisServer
 
-from export_queue.core.client import Store
-from export_queue.core.drain import (
+from export_queue import (
+    ApplyResult,
     DrainReport,
+    MemorySink,
+    Operations,
+    RedisSink,
+    SinkLostData,
+    SinkSpec,
+    Store,
+    UnknownQueue,
+    drain,
+    readmit,
+)
+from export_queue.core.drain import (
     DrainRequest,
     Engine,
     LocalEngine,
     Part,
     RangeReport,
     Tally,
-    drain,
     drain_ranges,
     load_exporter,
     opened_exporter,
-    readmit,
     run_drain,
 )
-from export_queue.core.errors import SinkLostData, UnknownQueue
 from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
-from export_queue.core.sinks import ApplyResult, MemorySink, Operations, RedisSink, SinkSpec
 from export_queue.core.sinks.sql.statements import CONTROL_TABLES
 from export_queue.core.sinks.sql.unit_fences import UNIT_TABLE
 from export_queue.core.store import schema

@@ -18,10 +18,19 @@ from tests.support.redis_cluster import RedisCluster
 from tests.support.servers import RedisServer
 from tests.support.sql_targets import admit, puts
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain, readmit
-from export_queue.core.errors import SinkBelongsToAnother, SinkConfigurationError, SinkLostData
-from export_queue.core.sinks import CompositeSink, MemorySink, RedisSink, SinkSpec, SqlSink
+from export_queue import (
+    MemorySink,
+    RedisSink,
+    SinkBelongsToAnother,
+    SinkConfigurationError,
+    SinkLostData,
+    SinkSpec,
+    SqlSink,
+    Store,
+    drain,
+    readmit,
+)
+from export_queue.core.sinks import CompositeSink
 
 pytestmark = pytest.mark.one_store("it is the sinks that lose something")
 

@@ -18,12 +18,21 @@ from tests.support.elasticsearch import ElasticsearchServer
 from tests.support.patience import AT_ONCE
 from tests.support.servers import RedisServer
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain, follow, readmit
-from export_queue.core.errors import SinkBelongsToAnother, SinkLostData
+from export_queue import (
+    Candidates,
+    ElasticsearchSink,
+    MemorySink,
+    SinkBelongsToAnother,
+    SinkLostData,
+    SinkSpec,
+    SqlSink,
+    Store,
+    drain,
+    follow,
+    readmit,
+)
 from export_queue.core.maintenance import maintain
-from export_queue.core.segments import Candidates, compact
-from export_queue.core.sinks import ElasticsearchSink, MemorySink, SinkSpec, SqlSink
+from export_queue.core.segments import compact
 from export_queue.core.store import schema
 
 pytestmark = pytest.mark.one_store("what commands and reports say of a loss is the same on each store")

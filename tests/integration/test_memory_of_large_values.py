@@ -12,11 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import DrainError
-from export_queue.core.segments import Candidates, merging, writing
-from export_queue.core.sinks import ApplyResult, MemorySink, Operations
+from export_queue import ApplyResult, Candidates, DrainError, MemorySink, Operations, Store, drain
+from export_queue.core.segments import merging, writing
 
 MEBIBYTE = 1 << 20
 BATCHES = 100 * MEBIBYTE

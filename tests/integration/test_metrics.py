@@ -13,10 +13,10 @@ from tests.support.contexts import context_of
 from tests.support.patience import AT_ONCE
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.locks import Owner, claim
+from export_queue import DeadLetter, Owner, Store
+from export_queue.core.locks import claim
 from export_queue.core.maintenance import maintain, read_metrics, render
-from export_queue.core.queue import DeadLetter, Position, dead_letter
+from export_queue.core.queue import Position, dead_letter
 from export_queue.core.store import schema
 from export_queue.core.transactions import OpenTransaction, expire
 

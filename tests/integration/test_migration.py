@@ -13,10 +13,7 @@ import pytest
 import sqlalchemy as sa
 from tests.support.store_urls import whole_url
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import SchemaVersionError
-from export_queue.core.sinks import MemorySink
+from export_queue import MemorySink, SchemaVersionError, Store, drain
 from export_queue.core.store import creation, migration, schema, views
 
 fork = multiprocessing.get_context("fork")

@@ -19,11 +19,18 @@ import pytest
 from tests.support.contexts import begin, catalogue_of, opened_by
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import ConflictError, InvalidArgument, OptionsDiffer, StoreUnavailable
+from export_queue import (
+    ConflictError,
+    InvalidArgument,
+    OptionsDiffer,
+    Range,
+    Retry,
+    Store,
+    StoreUnavailable,
+    TransactionContext,
+)
 from export_queue.core.observers import Processed, backoff, rounds
-from export_queue.core.queue import Range, read_entries
-from export_queue.core.retry import Retry
+from export_queue.core.queue import read_entries
 from export_queue.core.store import schema
 from export_queue.core.tables import ObservedColumns
 from export_queue.core.tables.observed import OBSERVED_SECONDS

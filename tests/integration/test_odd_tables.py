@@ -11,12 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import ChangeSetTooLarge, EntryError, InvalidArgument
+from export_queue import ChangeSetTooLarge, EntryError, InvalidArgument, Limits, MemorySink, Store, drain
 from export_queue.core.segments import files
-from export_queue.core.sinks import MemorySink
-from export_queue.core.store import Limits
 
 
 @pytest.fixture

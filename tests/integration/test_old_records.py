@@ -7,13 +7,10 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from export_queue.core.client import Store
-from export_queue.core.drain import Entry, drain
-from export_queue.core.errors import EntryRejected
-from export_queue.core.locks import Owner, begin_attempt
+from export_queue import Entry, EntryRejected, MemorySink, Owner, Put, Store, drain
+from export_queue.core.locks import begin_attempt
 from export_queue.core.maintenance import Patience
 from export_queue.core.maintenance import maintain as clean_up
-from export_queue.core.sinks import MemorySink, Put
 from export_queue.core.store import schema
 
 maintain = partial(clean_up, patience=Patience(between_calls=0))

@@ -18,13 +18,22 @@ import sqlalchemy as sa
 from tests.support import bulk
 from tests.support.contexts import begin, opened_by
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.drain import course, drain
-from export_queue.core.errors import ChangeSetTooLarge, EntryError, InvalidArgument, SegmentLost
+from export_queue import (
+    Candidates,
+    ChangeSetTooLarge,
+    EntryError,
+    InvalidArgument,
+    Limits,
+    MemorySink,
+    SegmentLost,
+    Store,
+    TransactionContext,
+    drain,
+)
+from export_queue.core.drain import course
 from export_queue.core.maintenance import maintain
-from export_queue.core.segments import Candidates, one_entry, vacuum_segments
-from export_queue.core.sinks import MemorySink
-from export_queue.core.store import Limits, queries
+from export_queue.core.segments import one_entry, vacuum_segments
+from export_queue.core.store import queries
 from export_queue.core.store.refusals import StagedMeanwhile
 from export_queue.core.transactions import BEFORE_COMMIT
 

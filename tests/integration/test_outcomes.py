@@ -25,15 +25,16 @@ from tests.support.fixtures import private_or_skip
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import (
+from export_queue import (
     CommitOutcomeUnknown,
     CommitRefused,
     RegistrationLost,
+    Retry,
+    Store,
     StoreUnavailable,
+    TransactionContext,
     TransactionEnded,
 )
-from export_queue.core.retry import Retry
 from export_queue.core.store import Writes, schema
 from export_queue.core.store.sqlite.filelock import FileLock
 from export_queue.core.transactions import expire, outcome, take_snapshot

@@ -12,17 +12,20 @@ from tests.integration.test_transactions import read, wait_past, write
 from tests.support.contexts import opened_by
 from tests.support.store_urls import whole_url
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import (
+from export_queue import (
     AfterCommitFailed,
     CommitOutcomeUnknown,
     ConflictError,
     InvalidArgument,
+    Level,
     RegistrationLost,
+    Retry,
+    Store,
     StoreUnavailable,
+    Transaction,
+    TransactionContext,
 )
-from export_queue.core.retry import Retry
-from export_queue.core.transactions import Level, Transaction, expire, outcomes, prune, take_snapshot
+from export_queue.core.transactions import expire, outcomes, prune, take_snapshot
 
 STEPS = ("start", "update", "changes", "persist")
 """Those before the commit."""

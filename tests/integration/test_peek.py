@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.support.contexts import context_of, opened_by
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, FinishedDrain, LastCommit, drain
+from export_queue import DrainReport, EntryError, InvalidArgument, MemorySink, Range, SinkRefused, Store, bucket, drain
+from export_queue.core.drain import FinishedDrain, LastCommit
 from export_queue.core.drain.why import last_commit, may_have_brought
-from export_queue.core.errors import EntryError, InvalidArgument, SinkRefused
-from export_queue.core.queue import Range, bucket
 from export_queue.core.queue.peek import VALUES_BYTES
-from export_queue.core.sinks import MemorySink
 from export_queue.core.transactions import OpenTransaction
 
 

@@ -10,12 +10,8 @@ import pyarrow as pa
 import pytest
 from tests.support.contexts import begin
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import EntriesWait, EntryRejected, InvalidArgument, UnknownQueue
+from export_queue import Candidates, EntriesWait, EntryRejected, InvalidArgument, MemorySink, Store, UnknownQueue, drain
 from export_queue.core.maintenance import maintain
-from export_queue.core.segments import Candidates
-from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries, schema
 
 FORMS = ["row", "file"]

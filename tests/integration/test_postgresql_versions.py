@@ -8,9 +8,7 @@ from tests.support.fixtures import private_or_skip
 from tests.support.postgresql_versions import VARIABLE
 from tests.support.servers import PostgresServer
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.sinks import SinkSpec
+from export_queue import SinkSpec, Store, drain
 
 
 @pytest.mark.full("it downloads and starts a server of another version")

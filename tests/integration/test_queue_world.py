@@ -20,7 +20,7 @@ from tests.support.fixtures import Covered
 from tests.support.queue_world import STEPS, World
 from tests.support.servers import PostgresServer
 
-from export_queue.core.client import Store
+from export_queue import Store
 
 EXAMPLES = int(os.environ.get("EXPORT_QUEUE_WORLD_EXAMPLES", "0"))
 """How many worlds each long run tries, of fifty steps each; 125 are 100 000 steps in all sixteen runs together."""

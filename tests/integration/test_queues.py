@@ -9,26 +9,18 @@ from typing import Any
 import pytest
 from tests.support.contexts import context_of, opened_by
 
-from export_queue.core.client import Store
-from export_queue.core.errors import (
+from export_queue import (
     ConflictError,
+    DeadLetter,
     EntryError,
     InvalidArgument,
     OptionsDiffer,
+    Range,
     SinkBindingError,
+    Store,
     UnknownQueue,
 )
-from export_queue.core.queue import (
-    DeadLetter,
-    Entries,
-    Position,
-    Range,
-    bind_sink,
-    dead_letter,
-    read_entries,
-    remove_entries,
-    remove_span,
-)
+from export_queue.core.queue import Entries, Position, bind_sink, dead_letter, read_entries, remove_entries, remove_span
 from export_queue.core.store import queries
 from export_queue.core.transactions import OpenTransaction, Snapshot, take_snapshot
 

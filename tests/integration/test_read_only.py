@@ -6,8 +6,7 @@ import pytest
 from tests.integration.test_transactions import begin, read, wait_past, write
 from tests.support.contexts import opened_by
 
-from export_queue.core.client import Store
-from export_queue.core.errors import InvalidArgument
+from export_queue import InvalidArgument, Store
 from export_queue.core.transactions import expire, prune, take_snapshot
 
 

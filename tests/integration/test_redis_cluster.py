@@ -16,12 +16,19 @@ from redis.crc import key_slot
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_records import Make, admit, making, member_id, members, puts, strings
 
-from export_queue.core.client import Store
-from export_queue.core.drain import Progress, drain
-from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
-from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec
+from export_queue import (
+    ApplyResult,
+    Operations,
+    RedisSink,
+    SinkConfigurationError,
+    SinkSpec,
+    SinkUnavailable,
+    Store,
+    drain,
+)
+from export_queue.core.drain import Progress
 from export_queue.core.sinks.redis import cluster as cluster_module
-from export_queue.core.testing import SinkConformance
+from export_queue.testing import SinkConformance
 
 
 @pytest.fixture

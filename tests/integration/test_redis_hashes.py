@@ -10,8 +10,8 @@ import redis
 from tests.support.redis_records import hashes
 from tests.support.servers import RedisServer
 
-from export_queue.core.sinks import ApplyResult, Operations, RedisSink
-from export_queue.core.testing import SinkConformance
+from export_queue import ApplyResult, Operations, RedisSink
+from export_queue.testing import SinkConformance
 
 
 @pytest.mark.full("strings run anyway")

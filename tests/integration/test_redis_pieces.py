@@ -17,8 +17,7 @@ from tests.support.redis_records import Make, admit, before, making, puts
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
-from export_queue.core.errors import LeaseLost, SinkLostData, SinkUnavailable
-from export_queue.core.sinks import ApplyResult, Claim, Operations, RedisSink, Sink
+from export_queue import ApplyResult, Claim, LeaseLost, Operations, RedisSink, Sink, SinkLostData, SinkUnavailable
 from export_queue.core.sinks.redis import pieces
 from export_queue.core.sinks.redis.packing import pack
 

@@ -14,8 +14,7 @@ from tests.support.redis_cluster import RedisCluster
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
-from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
-from export_queue.core.sinks import ApplyResult, Claim, Operations, RedisSink
+from export_queue import ApplyResult, Claim, Operations, RedisSink, SinkConfigurationError, SinkUnavailable
 
 
 def puts(seq: int, count: int = 50) -> Operations:

@@ -14,11 +14,20 @@ import redis
 from tests.support.redis_records import Make, admit, before, making, member_id, members, puts, strings
 from tests.support.servers import RedisServer, free_port
 
-from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
-from export_queue.core.retry import Retry
-from export_queue.core.sinks import ApplyResult, Claim, Operations, RedisSink, SinkSpec
+from export_queue import (
+    ApplyResult,
+    Claim,
+    ExportQueueError,
+    Operations,
+    RedisSink,
+    Retry,
+    SinkConfigurationError,
+    SinkRefused,
+    SinkSpec,
+    SinkUnavailable,
+)
 from export_queue.core.sinks.redis.packing import pack_words
-from export_queue.core.testing import SinkConformance
+from export_queue.testing import SinkConformance
 
 
 class TestRedisStrings(SinkConformance):

@@ -10,7 +10,7 @@ import redis
 from tests.support.redis_records import Make, admit, before, making, puts
 from tests.support.servers import RedisServer
 
-from export_queue.core.errors import SinkBelongsToAnother, SinkRefused
+from export_queue import SinkBelongsToAnother, SinkRefused
 from export_queue.core.sinks.redis import sweep
 
 

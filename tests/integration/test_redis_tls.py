@@ -14,8 +14,7 @@ from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_records import admit, puts
 from tests.support.servers import HOST, RedisServer, free_port
 
-from export_queue.core.errors import SinkUnavailable
-from export_queue.core.sinks import RedisSink
+from export_queue import RedisSink, SinkUnavailable
 
 
 @pytest.fixture(scope="module")

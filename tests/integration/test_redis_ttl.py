@@ -10,9 +10,7 @@ import pytest
 import redis
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import Entry, drain
-from export_queue.core.sinks import ApplyResult, MemorySink, Operations, Put, RedisSink, SinkSpec
+from export_queue import ApplyResult, Entry, MemorySink, Operations, Put, RedisSink, SinkSpec, Store, drain
 
 HOUR = 3600.0
 

@@ -21,12 +21,12 @@ from tests.support.contexts import catalogue_of, opened_by
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import (
+from export_queue import (
     ConfigurationError,
     ConflictError,
     RegistrationLost,
     SnapshotTooOld,
+    Store,
     StoreUnavailable,
     TransactionError,
 )

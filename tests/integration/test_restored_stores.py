@@ -13,8 +13,7 @@ import pytest
 import sqlalchemy as sa
 from tests.support.servers import find_postgres_programs
 
-from export_queue.core.client import Store
-from export_queue.core.errors import StoreReplaced, UnknownQueue
+from export_queue import Store, StoreReplaced, UnknownQueue
 from export_queue.core.store import schema
 from export_queue.core.store.creation import create
 

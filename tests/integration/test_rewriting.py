@@ -16,14 +16,23 @@ from tests.support import bulk
 from tests.support.bulk import many
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import claims, drain
-from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost, SegmentLost
-from export_queue.core.locks import Owner, claim, release
-from export_queue.core.maintenance import Patience, maintain
-from export_queue.core.queue import Layout, bucket, close_layouts, find_queue, read
-from export_queue.core.segments import (
+from export_queue import (
     Candidates,
+    ExportQueueError,
+    InvalidArgument,
+    LeaseLost,
+    MemorySink,
+    Owner,
+    SegmentLost,
+    Store,
+    bucket,
+    drain,
+)
+from export_queue.core.drain import claims
+from export_queue.core.locks import claim, release
+from export_queue.core.maintenance import Patience, maintain
+from export_queue.core.queue import Layout, close_layouts, find_queue, read
+from export_queue.core.segments import (
     UnitReader,
     compact,
     list_segments,
@@ -34,7 +43,6 @@ from export_queue.core.segments import (
     waiting_segments,
     watched_steps,
 )
-from export_queue.core.sinks import MemorySink
 from export_queue.core.store import Snapshot, queries
 from export_queue.core.store.schema import entry
 from export_queue.core.store.schema import layout as layout_table

@@ -13,11 +13,7 @@ import pytest
 from psycopg import sql
 from tests.support.servers import PostgresServer, RedisServer
 
-from export_queue.core.client import Store
-from export_queue.core.drain import Entry, drain
-from export_queue.core.errors import StoreUnavailable
-from export_queue.core.sinks import Put, SinkSpec
-from export_queue.core.store import StoreSpec
+from export_queue import Entry, Put, SinkSpec, Store, StoreSpec, StoreUnavailable, drain
 
 if TYPE_CHECKING:
     import redis

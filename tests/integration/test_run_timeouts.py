@@ -13,9 +13,7 @@ import psycopg
 import pytest
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import ConflictError, TransactionTimeout
-from export_queue.core.retry import Retry
+from export_queue import ConflictError, Retry, Store, TransactionContext, TransactionTimeout
 from export_queue.core.transactions import expire
 
 TIMEOUT = 0.3

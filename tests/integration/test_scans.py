@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.contexts import opened_by
 from tests.support.patience import AT_ONCE
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.store import Span
 from export_queue.core.transactions import scan_cells

@@ -24,36 +24,45 @@ from tests.support.bulk import many
 from tests.support.fenced_memory import FencedMemory
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import (
-    DrainRequest,
-    Part,
-    RangeReport,
-    drain,
-    drain_ranges,
-    load_exporter,
-    opened_exporter,
-    pipeline,
-)
-from export_queue.core.drain.fenced import claim_of
-from export_queue.core.errors import (
+from export_queue import (
+    ApplyResult,
+    DeadLetterFilter,
     DrainError,
     EntriesWait,
     EntryError,
     InvalidArgument,
     LayoutClosed,
     LeaseLost,
+    MemorySink,
+    Operations,
+    Owner,
+    Range,
     RegistrationLost,
+    Rejection,
+    Retry,
     SegmentLost,
     SegmentRefused,
     SegmentUnavailable,
+    SinkSpec,
     SinkUnavailable,
+    Store,
+    bucket,
+    drain,
 )
-from export_queue.core.locks import Owner, claim
+from export_queue.core.drain import (
+    DrainRequest,
+    Part,
+    RangeReport,
+    drain_ranges,
+    load_exporter,
+    opened_exporter,
+    pipeline,
+)
+from export_queue.core.drain.fenced import claim_of
+from export_queue.core.locks import claim
 from export_queue.core.maintenance import Patience, safe_floor
 from export_queue.core.maintenance import maintain as clean_up
-from export_queue.core.queue import DeadLetterFilter, Position, Range, Sighting, bucket, look, subscribe
-from export_queue.core.retry import Retry
+from export_queue.core.queue import Position, Sighting, look, subscribe
 from export_queue.core.segments import (
     FileReport,
     Run,
@@ -69,7 +78,6 @@ from export_queue.core.segments import (
     writing,
 )
 from export_queue.core.segments import files as segment_files
-from export_queue.core.sinks import ApplyResult, MemorySink, Operations, Rejection, SinkSpec
 from export_queue.core.store import queries
 from export_queue.core.transactions import take_snapshot
 

@@ -19,13 +19,20 @@ from tests.support.bulk import many
 from tests.support.proxy import Cut, CuttingProxy
 from tests.support.s3 import CLEANER, READER, REGION, WRITER, Keys, S3Server
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import ExportQueueError, SegmentLost, SegmentRefused, SegmentUnavailable
-from export_queue.core.retry import Retry
+from export_queue import (
+    ApplyResult,
+    ExportQueueError,
+    MemorySink,
+    Operations,
+    Retry,
+    SegmentLost,
+    SegmentRefused,
+    SegmentUnavailable,
+    Store,
+    drain,
+)
 from export_queue.core.segments import begin_load, stage_segments, vacuum_segments, write_segments
 from export_queue.core.segments import writing as segment_writing
-from export_queue.core.sinks import ApplyResult, MemorySink, Operations
 from export_queue.core.store import schema
 
 fork = multiprocessing.get_context("fork")

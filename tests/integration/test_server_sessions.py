@@ -11,10 +11,7 @@ from collections.abc import Callable
 import pytest
 from tests.support.pgbouncer import PgBouncer
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import InvalidArgument, StoreUnavailable
-from export_queue.core.sinks import MemorySink
+from export_queue import InvalidArgument, MemorySink, Store, StoreUnavailable, drain
 
 DROPS = ("deallocate all", "discard all", "discard plans", "reset all", "select pg_advisory_unlock_all()", "unlisten *")
 """Each takes something from a session, and the driver sees it."""

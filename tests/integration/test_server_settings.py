@@ -17,10 +17,7 @@ from tests.support.mariadb import MariaDbServer
 from tests.support.servers import PostgresServer
 from tests.support.sql_targets import Make, admit, execute, opened_sinks, puts, url_of
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import ConfigurationError, SinkConfigurationError
-from export_queue.core.sinks import MemorySink, Put, SqlSink
+from export_queue import ConfigurationError, MemorySink, Put, SinkConfigurationError, SqlSink, Store, drain
 
 DOCUMENT = {"a": "é'\\%", "n": 1.5, "t": "2026-01-02T03:04:05+05:30", "b": True, "i": 7}
 FIELDS = {"a": "text", "n": "numeric", "t": "timestamp", "b": "boolean", "i": "integer"}

@@ -17,11 +17,8 @@ from tests.support import bulk
 from tests.support.servers import PostgresServer, PostgresStandby
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import ConfigurationError, ConflictError, StoreUnavailable
-from export_queue.core.retry import Retry, is_transient
-from export_queue.core.sinks import MemorySink
+from export_queue import ConfigurationError, ConflictError, MemorySink, Retry, Store, StoreUnavailable, drain
+from export_queue.core.retry import is_transient
 from export_queue.core.transactions import outcomes, take_snapshot
 
 EVERY_WAY = True

@@ -15,14 +15,25 @@ from tests.support.bulk import many
 from tests.support.fenced_memory import FencedMemory
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import (
+from export_queue import (
+    ApplyResult,
+    DeadLetterFilter,
     DrainReport,
+    EntryError,
+    LeaseLost,
+    LockNotAvailable,
+    MemorySink,
+    Operations,
+    Owner,
+    Range,
+    Store,
+    drain,
+)
+from export_queue.core.drain import (
     DrainRequest,
     Follower,
     LocalEngine,
     Part,
-    drain,
     drain_ranges,
     load_exporter,
     opened_exporter,
@@ -33,13 +44,11 @@ from export_queue.core.drain import (
 )
 from export_queue.core.drain.claims import Claims
 from export_queue.core.drain.dead_letters import retry_dead_letters
-from export_queue.core.errors import EntryError, LeaseLost, LockNotAvailable
 from export_queue.core.locks import (
     COMPACTION_PRIORITY,
     ROWS,
     Area,
     Lease,
-    Owner,
     acquire,
     claim,
     claimable,
@@ -50,9 +59,7 @@ from export_queue.core.locks import (
     renew,
     standing_locks,
 )
-from export_queue.core.queue import DeadLetterFilter, Range
 from export_queue.core.segments import waiting_segments
-from export_queue.core.sinks import ApplyResult, MemorySink, Operations
 from export_queue.core.store.postgresql import calls
 from export_queue.core.transactions import take_snapshot
 

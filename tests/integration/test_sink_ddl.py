@@ -10,9 +10,8 @@ from sqlalchemy import create_engine
 from tests.support.elasticsearch import ElasticsearchServer
 from tests.support.sql_targets import Make, admit, execute, opened_sinks, puts, url_of
 
-from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
-from export_queue.core.retry import Retry
-from export_queue.core.sinks import ElasticsearchSink, PreparableSink
+from export_queue import ElasticsearchSink, Retry, SinkConfigurationError, SinkUnavailable
+from export_queue.core.sinks import PreparableSink
 from export_queue.core.sinks.sql import prepared_tables
 from export_queue.core.sinks.sql.dialects import mysql, postgresql
 

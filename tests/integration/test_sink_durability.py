@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from tests.support.servers import RedisServer
 from tests.support.sql_targets import admit, puts
 
-from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.sinks import RedisSink, SqlSink
+from export_queue import RedisSink, SinkConfigurationError, SqlSink
 from export_queue.core.sinks.sql.dialects import mysql_statements
 
 

@@ -19,19 +19,21 @@ from tests.support.proxy import Cut, CuttingProxy, Direction
 from tests.support.servers import RedisServer
 from tests.support.sql_targets import execute
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, drain
-from export_queue.core.errors import ExportQueueError, SinkUnavailable
-from export_queue.core.sinks import (
+from export_queue import (
     ApplyResult,
     Delete,
     ElasticsearchSink,
+    ExportQueueError,
     Operations,
     Put,
     RedisSink,
     Sink,
+    SinkUnavailable,
     SqlSink,
+    Store,
+    drain,
 )
+from export_queue.core.drain import DRAIN_RETRY
 
 pytestmark = pytest.mark.timeout(240)  # the first test of a version of Elasticsearch waits for its server
 WAYS: tuple[Direction, ...] = ("to_server", "to_client")

@@ -13,10 +13,8 @@ import redis
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, drain
-from export_queue.core.errors import SinkRefused, SinkUnavailable
-from export_queue.core.sinks import ApplyResult, Operations, RedisSink, SinkSpec
+from export_queue import ApplyResult, Operations, RedisSink, SinkRefused, SinkSpec, SinkUnavailable, Store, drain
+from export_queue.core.drain import DRAIN_RETRY
 
 PATIENCE = 60.0
 """Seconds that even a slow machine does not need."""

@@ -19,10 +19,8 @@ from tests.support.proxy import Cut, CuttingProxy
 from tests.support.servers import PostgresServer
 from tests.support.sql_targets import Documents, Fields, Make, admit, execute, opened_sinks, puts
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DRAIN_RETRY, Progress, drain
-from export_queue.core.errors import SinkUnavailable
-from export_queue.core.sinks import ApplyResult
+from export_queue import ApplyResult, SinkUnavailable, Store, drain
+from export_queue.core.drain import DRAIN_RETRY, Progress
 
 KINDS = ["sqlite", "postgresql", "mariadb"]
 

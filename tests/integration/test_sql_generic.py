@@ -13,8 +13,7 @@ from sqlalchemy import make_url
 from tests.support.servers import free_port
 from tests.support.sql_targets import Documents, Fields, OnPostgresql, OnSqlite, admit, execute, puts
 
-from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
-from export_queue.core.sinks import ApplyResult, Operations, SqlSink
+from export_queue import ApplyResult, Operations, SinkConfigurationError, SinkRefused, SinkUnavailable, SqlSink
 from export_queue.core.sinks.sql.database import RETRY
 from export_queue.core.sinks.sql.dialects import generic as generic_module
 from export_queue.core.sinks.sql.dialects.generic import GenericDialect

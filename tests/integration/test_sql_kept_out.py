@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import make_url
 from tests.support.sql_targets import Make, admit, execute, opened_sinks, puts, url_of
 
-from export_queue.core.retry import Retry
-from export_queue.core.sinks import ApplyResult, Claim, Operations
+from export_queue import ApplyResult, Claim, Operations, Retry
 from export_queue.core.sinks.sql.dialects.generic import GenericDialect
 
 INSERTS = {

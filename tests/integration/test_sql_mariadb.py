@@ -14,9 +14,17 @@ from tests.support.servers import free_port
 from tests.support.sql_targets import Make, admit, execute, opened_sinks, puts
 from tests.support.waiting import wait_until
 
-from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
-from export_queue.core.retry import Retry
-from export_queue.core.sinks import ApplyResult, Claim, Operations, SqlSink
+from export_queue import (
+    ApplyResult,
+    Claim,
+    ExportQueueError,
+    Operations,
+    Retry,
+    SinkConfigurationError,
+    SinkRefused,
+    SinkUnavailable,
+    SqlSink,
+)
 from export_queue.core.sinks.sql.dialects.mysql import MySqlDialect, _written
 
 TABLE = (

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 from tests.support.sql_targets import Make, admit, execute, opened_sinks, url_of
 
-from export_queue.core.sinks import Operations
+from export_queue import Operations
 
 NUMBERS = [
     *("12345678901234567.89", "0.30000000000000004", "1e-40", "1.5", "-0.1", "1E3", "-0", "2.50"),

@@ -21,8 +21,7 @@ from tests.support.sql_targets import (
     url_of,
 )
 
-from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.sinks import Operations
+from export_queue import Operations, SinkConfigurationError
 
 
 class SeveralColumns(Documents):

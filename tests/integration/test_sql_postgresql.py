@@ -12,8 +12,8 @@ from sqlalchemy import make_url
 from tests.support.sql_targets import Documents, Make, OnPostgresql, admit, execute, opened_sinks, puts
 from tests.support.waiting import wait_until
 
+from export_queue import ApplyResult, Claim, Operations, SqlSink
 from export_queue.core.postgresql_arrays import PLAIN, BigintArray, BooleanArray, TextArray
-from export_queue.core.sinks import ApplyResult, Claim, Operations, SqlSink
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects import postgresql
 from export_queue.core.sinks.sql.tables import Contents, Table

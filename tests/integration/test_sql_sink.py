@@ -31,8 +31,16 @@ from tests.support.sql_targets import (
 )
 from tests.support.waiting import wait_until
 
-from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
-from export_queue.core.sinks import ApplyResult, Operations, SinkSpec, SqlSink
+from export_queue import (
+    ApplyResult,
+    ExportQueueError,
+    Operations,
+    SinkConfigurationError,
+    SinkRefused,
+    SinkSpec,
+    SinkUnavailable,
+    SqlSink,
+)
 
 
 class TestSqliteDocuments(OnSqlite, Documents):

@@ -12,8 +12,7 @@ import pytest
 from sqlalchemy import make_url
 from tests.support.sql_targets import admit, execute, puts
 
-from export_queue.core.errors import SinkRefused
-from export_queue.core.sinks import Operations, SqlSink
+from export_queue import Operations, SinkRefused, SqlSink
 from export_queue.core.sinks.sql import sweep
 from export_queue.core.sinks.sql.dialects.generic import GenericDialect
 

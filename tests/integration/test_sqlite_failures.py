@@ -22,8 +22,7 @@ from sqlalchemy import event
 from tests.support.cuts import fill
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import StoreError, StoreUnavailable
+from export_queue import Store, StoreError, StoreUnavailable
 from export_queue.core.store import schema
 from export_queue.core.transactions import expire, prune, take_snapshot
 

@@ -11,9 +11,7 @@ import pytest
 from tests.support.command_line import run_cli
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import InvalidArgument, StoreError, StoreNotCreated
-from export_queue.core.store import StoreSpec
+from export_queue import InvalidArgument, Store, StoreError, StoreNotCreated, StoreSpec
 from export_queue.core.store.sqlite.filelock import FileLock
 
 

@@ -17,8 +17,7 @@ from tests.integration.test_participants import Resource
 from tests.integration.test_transactions import begin, wait_past, write
 from tests.support.contexts import opened_by
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import ConflictError, RegistrationLost, TransactionTimeout
+from export_queue import ConflictError, RegistrationLost, Store, TransactionContext, TransactionTimeout
 from export_queue.core.store import schema
 from export_queue.core.transactions import expire, prune, take_snapshot
 from export_queue.core.transactions.states import TRANSITIONS, State

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.errors import LeaseLost, StoreUnavailable
-from export_queue.core.locks import Lease, Owner, claim, release, renew
+from export_queue import LeaseLost, Owner, Store, StoreUnavailable
+from export_queue.core.locks import Lease, claim, release, renew
 from export_queue.core.queue import Queue
 from export_queue.core.store import queries
 from export_queue.core.store.postgresql import connection

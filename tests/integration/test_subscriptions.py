@@ -20,27 +20,30 @@ import sqlalchemy as sa
 from tests.support.patience import AT_ONCE
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import (
+from export_queue import (
     EntriesWait,
     EntryError,
     ExportQueueError,
     HasSubscriptions,
     InvalidArgument,
+    MemorySink,
     OptionsDiffer,
+    Owner,
     QueueBusy,
+    Range,
     RegistrationLost,
+    Retry,
     SinkBindingError,
+    Store,
     TransactionsInProgress,
     UnknownQueue,
+    bucket,
+    drain,
 )
-from export_queue.core.locks import Owner, claim
+from export_queue.core.locks import claim
 from export_queue.core.maintenance import maintain
-from export_queue.core.queue import QueueWriter, Range, bucket, read_entries, subscribe, unsubscribe, waiting_ranges
+from export_queue.core.queue import QueueWriter, read_entries, subscribe, unsubscribe, waiting_ranges
 from export_queue.core.queue.stored_queues import add_reader
-from export_queue.core.retry import Retry
-from export_queue.core.sinks import MemorySink
 from export_queue.core.store import queries
 from export_queue.core.store.registration import QUEUE_BIT
 from export_queue.core.transactions import OpenTransaction, settled_snapshot, take_snapshot

@@ -14,12 +14,20 @@ from typing import Any
 import pytest
 from tests.support.command_line import run_cli
 
+from export_queue import (
+    ApplyResult,
+    InvalidArgument,
+    MemorySink,
+    Operations,
+    SinkBelongsToAnother,
+    SinkConfigurationError,
+    SinkSpec,
+    Store,
+    drain,
+)
 from export_queue.core import maintenance
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import InvalidArgument, SinkBelongsToAnother, SinkConfigurationError
 from export_queue.core.maintenance import safe_floor, tombstones
-from export_queue.core.sinks import ApplyResult, CompositeSink, MemorySink, Operations, SinkSpec
+from export_queue.core.sinks import CompositeSink
 from export_queue.core.store.queries import floors
 
 

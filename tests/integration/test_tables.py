@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.integration.test_transactions import wait_past
 from tests.support.contexts import opened_by
 
-from export_queue.core.client import Store
-from export_queue.core.errors import InvalidArgument, OptionsDiffer, SnapshotTooOld
+from export_queue import InvalidArgument, OptionsDiffer, SnapshotTooOld, Store
 from export_queue.core.store import Span, schema
 from export_queue.core.transactions import scan_cells
 

@@ -14,21 +14,22 @@ import sqlalchemy as sa
 from tests.support.contexts import begin, catalogue_of, opened_by
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import (
+from export_queue import (
     AlreadyCommitted,
     CommitRefused,
     ConflictError,
     InvalidArgument,
     OptionsDiffer,
     RegistrationLost,
+    Retry,
     SnapshotTooOld,
+    Store,
     StoreUnavailable,
+    TransactionContext,
     TransactionEnded,
     TransactionError,
     TransactionTimeout,
 )
-from export_queue.core.retry import Retry
 from export_queue.core.store import Handle, Writes, schema
 from export_queue.core.transactions import IdempotencyState, expire, prune, take_snapshot
 

@@ -12,17 +12,29 @@ import pytest
 import sqlalchemy as sa
 from tests.support.command_line import run_cli
 
-from export_queue.core.client import Store
+from export_queue import (
+    CodecError,
+    DeadLetterFilter,
+    Entry,
+    EntryError,
+    InvalidArgument,
+    Level,
+    MemorySink,
+    OptionsDiffer,
+    Owner,
+    Put,
+    SinkSpec,
+    Store,
+    StoreSpec,
+    drain,
+)
 from export_queue.core.codecs import ROWS
-from export_queue.core.drain import DrainRequest, Entry, Part, drain
-from export_queue.core.errors import CodecError, EntryError, InvalidArgument, OptionsDiffer
-from export_queue.core.locks import Owner, claim
+from export_queue.core.drain import DrainRequest, Part
+from export_queue.core.locks import claim
 from export_queue.core.observers import Processed
-from export_queue.core.queue import DeadLetterFilter
-from export_queue.core.sinks import MemorySink, Put, SinkSpec
 from export_queue.core.spark.tasks import TaskSetup
-from export_queue.core.store import StoreSpec, schema
-from export_queue.core.transactions import Level, take_snapshot
+from export_queue.core.store import schema
+from export_queue.core.transactions import take_snapshot
 
 pytestmark = pytest.mark.one_store("codecs are called in the same way on each store")
 

@@ -14,12 +14,9 @@ import sqlalchemy as sa
 from tests.support import bulk
 from tests.support.bulk import many
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
+from export_queue import Candidates, MemorySink, Range, Store, drain
 from export_queue.core.maintenance import maintain
-from export_queue.core.queue import Range
-from export_queue.core.segments import Candidates, Vacuumed, compact, vacuum, vacuum_segments, waiting_segments
-from export_queue.core.sinks import MemorySink
+from export_queue.core.segments import Vacuumed, compact, vacuum, vacuum_segments, waiting_segments
 from export_queue.core.store import queries, schema
 from export_queue.core.transactions import take_snapshot
 

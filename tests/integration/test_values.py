@@ -20,10 +20,8 @@ from tests.support.servers import RedisServer
 from tests.support.sql_targets import execute, url_of
 from tests.support.values import DEAD, FIELDS, KEYS, NONE, REFUSALS, VALUES, Field, Key, Refusal, Value
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
+from export_queue import ElasticsearchSink, RedisSink, SqlSink, Store, drain
 from export_queue.core.json_text import NotJson, json_bytes
-from export_queue.core.sinks import ElasticsearchSink, RedisSink, SqlSink
 from export_queue.core.store import schema
 
 _names = itertools.count()

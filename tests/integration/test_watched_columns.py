@@ -17,9 +17,8 @@ from unittest.mock import ANY
 import pytest
 from tests.support.waiting import wait_until
 
+from export_queue import ColumnNotObserved, InvalidArgument, OptionsDiffer, Store
 from export_queue.core import codecs
-from export_queue.core.client import Store
-from export_queue.core.errors import ColumnNotObserved, InvalidArgument, OptionsDiffer
 from export_queue.core.observers import ColumnSighting, look
 from export_queue.core.observers.watching import MOST_READ
 from export_queue.core.store import schema

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from export_queue.core.transactions import Level
+from export_queue import Level
 
 DAY = 24 * 3600.0
 

@@ -18,7 +18,7 @@ from tests.model.world import World
 from tests.support.contexts import catalogue_of
 from tests.support.patience import AT_ONCE
 
-from export_queue.core.client import Store, TransactionContext
+from export_queue import Store, TransactionContext
 from export_queue.core.maintenance import maintain
 from export_queue.core.store.queries import cleanup
 from export_queue.core.store.registration import STAYED_MS

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
-from export_queue.core.errors import (
+from export_queue import (
     AlreadyCommitted,
     CommitRefused,
     ConflictError,
+    Level,
     RegistrationLost,
     SnapshotTooOld,
     TransactionTimeout,
 )
 from export_queue.core.store.registration import SLOW_MS, STAYED_MS
-from export_queue.core.transactions import Level
 
 Cell = tuple[str, bytes, bytes]
 """Table, row, column."""

@@ -13,21 +13,8 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from export_queue.core.client import Store
-from export_queue.core.errors import LeaseLost, LockNotAvailable
-from export_queue.core.locks import (
-    ROWS,
-    Area,
-    Lease,
-    Owner,
-    begin_attempt,
-    claim,
-    give_back,
-    hold,
-    release,
-    renew,
-    revoke,
-)
+from export_queue import LeaseLost, LockNotAvailable, Owner, Store
+from export_queue.core.locks import ROWS, Area, Lease, begin_attempt, claim, give_back, hold, release, renew, revoke
 from export_queue.core.locks.waiting import Asking
 from export_queue.core.store import schema
 

@@ -17,16 +17,20 @@ from tests.model.seen import Seen, entries_of, look
 from tests.model.working import WorkingMachine
 from tests.support.contexts import catalogue_of, context_of, opened_by
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import (
+from export_queue import (
     AlreadyCommitted,
     CommitOutcomeUnknown,
+    Level,
     RegistrationLost,
+    Retry,
+    Store,
+    Transaction,
+    TransactionContext,
+    bucket,
 )
 from export_queue.core.maintenance import Patience, maintain
-from export_queue.core.queue import Position, bucket, remove_entries, remove_span
-from export_queue.core.retry import Retry
-from export_queue.core.transactions import Level, OpenTransaction, Transaction, expire, prune, take_snapshot
+from export_queue.core.queue import Position, remove_entries, remove_span
+from export_queue.core.transactions import OpenTransaction, expire, prune, take_snapshot
 
 
 class StoreMachine(WorkingMachine):

@@ -15,7 +15,7 @@ from typing import Any
 from psycopg import OperationalError
 from sqlalchemy import event
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.store.sqlite.file import LOCK_SECONDS, StoreConnection
 

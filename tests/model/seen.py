@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from tests.model.expected import CONFLICT, Cell, Layer, Model, Registered, Tx
 from tests.support.contexts import catalogue_of, opened_by
 
-from export_queue.core.client import Store
-from export_queue.core.queue import Queue, Range, read_entries
+from export_queue import Range, Store
+from export_queue.core.queue import Queue, read_entries
 from export_queue.core.store import Work, schema
 from export_queue.core.store.conflict_keys import cell_key, entry_key, row_key
 from export_queue.core.store.queries import cleanup

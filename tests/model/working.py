@@ -9,15 +9,10 @@ from tests.model.crashing import CrashingMachine
 from tests.model.expected import WEAK, Cell, Tx
 from tests.support.contexts import opened_by
 
-from export_queue.core.client import TransactionContext
-from export_queue.core.errors import (
-    ExportQueueError,
-    RegistrationLost,
-    SnapshotTooOld,
-)
+from export_queue import ExportQueueError, Level, RegistrationLost, SnapshotTooOld, TransactionContext
 from export_queue.core.store import Span
 from export_queue.core.store.queries import cleanup
-from export_queue.core.transactions import Level, scan_cells
+from export_queue.core.transactions import scan_cells
 
 
 class WorkingMachine(CrashingMachine):

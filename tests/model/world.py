@@ -16,7 +16,7 @@ from sqlalchemy.util import LRUCache
 from tests.model.expected import CONFLICT, Model
 from tests.model.mortal import Life
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.store import schema
 from export_queue.core.store.creation import create
 from export_queue.core.store.queries.outcomes import new_request

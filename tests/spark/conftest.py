@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.spark import DrainJob
+from export_queue import DrainJob, Store
 from export_queue.core.spark.job import QUICK_CONF as CONF
 
 ROOT = Path(__file__).parents[2]

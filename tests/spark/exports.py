@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import export_queue.core
-from export_queue.core.drain import Entry
-from export_queue.core.sinks import Put
+from export_queue import Entry, Put
 
 
 def with_origin(entry: Entry) -> Iterator[Put]:

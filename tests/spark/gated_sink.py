@@ -7,7 +7,8 @@ import os
 import time
 from pathlib import Path
 
-from export_queue.core.sinks import ApplyResult, Claim, ClaimedSink, Operations, SqlSink
+from export_queue import ApplyResult, Claim, Operations, SqlSink
+from export_queue.core.sinks import ClaimedSink
 
 
 class GatedSink:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from export_queue.core.client import Store
-from export_queue.core.queue import Range
+from export_queue import Range, Store
 from export_queue.core.segments import Segment, waiting_segments
 from export_queue.core.transactions import take_snapshot
 

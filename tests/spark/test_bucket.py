@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.golden import GOLDEN_HASHES
 
-from export_queue.core.queue import bucket
+from export_queue import bucket
 from export_queue.core.spark.archive import package_archive
 from export_queue.core.spark.job import QUICK_CONF as CONF
 

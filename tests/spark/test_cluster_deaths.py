@@ -19,9 +19,7 @@ from tests.spark.test_drain_job import job_for, read, read_plain, report_of, wai
 from tests.support import bulk
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.sinks import MemorySink, SinkSpec
+from export_queue import MemorySink, SinkSpec, Store, drain
 
 HERE = Path(__file__).parent
 SPECULATION = {

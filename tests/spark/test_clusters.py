@@ -20,8 +20,7 @@ from tests.support.s3 import S3Server
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport
+from export_queue import DrainReport, Store
 from export_queue.core.spark.archive import package_archive
 
 SETTINGS = {

@@ -21,12 +21,9 @@ from tests.spark.loading import files, values
 from tests.support.patience import AT_ONCE
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
+from export_queue import MemorySink, Store, drain, write_transactional
 from export_queue.core.maintenance import maintain
 from export_queue.core.segments import vacuum_segments
-from export_queue.core.sinks import MemorySink
-from export_queue.core.spark import write_transactional
 from export_queue.core.store import queries
 
 EXPECTED = {b"k%d" % n: b"%d" % n for n in range(ROWS)}

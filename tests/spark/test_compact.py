@@ -17,17 +17,26 @@ from tests.support import bulk
 from tests.support.bulk import many, waits
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, drain
-from export_queue.core.errors import SegmentLost, SparkJobFailed
-from export_queue.core.locks import Owner, revoke, standing_locks
-from export_queue.core.segments import Candidates, CompactionReport, compact, vacuum_segments, watched_steps
-from export_queue.core.sinks import MemorySink
-from export_queue.core.spark import CompactJob, compact_job, compact_merger, merge_by_tasks
+from export_queue import (
+    Candidates,
+    CompactionReport,
+    CompactJob,
+    DrainReport,
+    MemorySink,
+    Owner,
+    SegmentLost,
+    SparkJobFailed,
+    Store,
+    StoreSpec,
+    compact_job,
+    drain,
+)
+from export_queue.core.locks import revoke, standing_locks
+from export_queue.core.segments import compact, vacuum_segments, watched_steps
+from export_queue.core.spark import compact_merger, merge_by_tasks
 from export_queue.core.spark.action import collect
 from export_queue.core.spark.compact_merger import SparkMerger
 from export_queue.core.spark.compact_tasks import merge_task
-from export_queue.core.store import StoreSpec
 
 FEW = Candidates(least=2)
 HERE = Path(__file__).parent

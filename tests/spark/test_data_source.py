@@ -9,9 +9,7 @@ import pytest
 from tests.spark.loading import files, segments, values
 from tests.spark.test_load import EXPECTED, ROWS, lose_answers
 
-from export_queue.core.client import Store
-from export_queue.core.errors import CommitOutcomeUnknown, SparkJobFailed
-from export_queue.core.spark import register_data_source
+from export_queue import CommitOutcomeUnknown, SparkJobFailed, Store, register_data_source
 
 
 @pytest.fixture

@@ -20,24 +20,9 @@ from tests.spark.conftest import Submission, Submit, children, is_driver, is_run
 from tests.support import bulk
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, drain
-from export_queue.core.locks import (
-    COMPACTION_PRIORITY,
-    Area,
-    Owner,
-    acquire,
-    claim,
-    holders,
-    member,
-    release,
-    revoke,
-)
-from export_queue.core.queue import Range
+from export_queue import DrainReport, Owner, Range, SinkSpec, Store, StoreSpec, drain, drain_job
+from export_queue.core.locks import COMPACTION_PRIORITY, Area, acquire, claim, holders, member, release, revoke
 from export_queue.core.segments import waiting_segments
-from export_queue.core.sinks import SinkSpec
-from export_queue.core.spark import drain_job
-from export_queue.core.store import StoreSpec
 from export_queue.core.transactions import take_snapshot
 
 MODULES = {"PYTHONPATH": str(Path(__file__).parent)}

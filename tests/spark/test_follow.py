@@ -19,15 +19,22 @@ from tests.spark.test_drain_job import add, job_for, waiting
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import PATIENCE, wait_until
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, DrainRequest, drain, follower_options
-from export_queue.core.errors import LeaseLost, SparkJobFailed, StoreUnavailable
-from export_queue.core.locks import Owner, holders
-from export_queue.core.sinks import SinkSpec
+from export_queue import (
+    DrainReport,
+    LeaseLost,
+    Owner,
+    SinkSpec,
+    SparkJobFailed,
+    Store,
+    StoreSpec,
+    StoreUnavailable,
+    drain,
+)
+from export_queue.core.drain import DrainRequest, follower_options
+from export_queue.core.locks import holders
 from export_queue.core.spark import follow as following
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.engine import JOB_GROUP, SparkEngine
-from export_queue.core.store import StoreSpec
 
 HERE = Path(__file__).parent
 

@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 from tests.spark.loading import files, segments, values, visible
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import (
+from export_queue import (
     CommitOutcomeUnknown,
     ConfigurationError,
     EntryError,
     ExportQueueError,
     InvalidArgument,
+    MemorySink,
+    Retry,
     SparkJobFailed,
+    Store,
     StoreUnavailable,
     TransactionEnded,
     UnknownQueue,
+    bucket,
+    drain,
+    write_transactional,
 )
-from export_queue.core.queue import bucket
-from export_queue.core.retry import Retry
-from export_queue.core.sinks import MemorySink
-from export_queue.core.spark import write_transactional
 from export_queue.core.store import queries
 from export_queue.core.transactions import outcomes
 

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import EntryError, InvalidArgument
-from export_queue.core.sinks import MemorySink
-from export_queue.core.spark import write_transactional
-from export_queue.core.store import StoreSpec
+from export_queue import EntryError, InvalidArgument, MemorySink, Store, StoreSpec, drain, write_transactional
 
 
 @pytest.fixture

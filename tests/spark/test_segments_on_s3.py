@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 from tests.support.s3 import READER, WRITER, Keys, S3Server
 
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.errors import SegmentRefused
-from export_queue.core.sinks import MemorySink
-from export_queue.core.spark import register_data_source, write_transactional
+from export_queue import MemorySink, SegmentRefused, Store, drain, register_data_source, write_transactional
 
 ROWS = 500
 EXPECTED = {("orders", b"k%d" % n): b'{"n":%d}' % n for n in range(ROWS)}

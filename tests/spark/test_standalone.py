@@ -20,9 +20,7 @@ from tests.spark.conftest import Submit
 from tests.spark.test_drain_job import add, job_for, report_of, waiting
 from tests.support.servers import free_port
 
-from export_queue.core.client import Store
-from export_queue.core.sinks import SinkSpec
-from export_queue.core.store import StoreSpec
+from export_queue import SinkSpec, Store, StoreSpec
 
 HERE = Path(__file__).parent
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.queue import Range, bucket
+from export_queue import Range, Store, TransactionContext, bucket
 from export_queue.core.segments import (
     FileReport,
     UnitReader,

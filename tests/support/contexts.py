@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from export_queue.core.client import Store, TransactionContext
+from export_queue import Store, TransactionContext
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.transactions import OpenTransaction
 

@@ -15,8 +15,7 @@ import sqlalchemy as sa
 from tests.support.proxy import Cut, CuttingProxy, Direction
 from tests.support.waiting import wait_until
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.errors import CommitOutcomeUnknown, ExportQueueError
+from export_queue import CommitOutcomeUnknown, ExportQueueError, Store, TransactionContext
 from export_queue.core.store import schema
 from export_queue.core.transactions import expire, prune, take_snapshot
 

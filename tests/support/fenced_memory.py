@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from export_queue.core.sinks import ApplyResult, Capabilities, Claim, ClaimedSink, Operations, apply_batch, refuse_seqs
+from export_queue import ApplyResult, Capabilities, Claim, Operations, apply_batch, refuse_seqs
+from export_queue.core.sinks import ClaimedSink
 from export_queue.core.sinks.guards import needs_higher_fence, overtaken_error
 
 

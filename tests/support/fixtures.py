@@ -21,7 +21,7 @@ from tests.support.shared import exclusive, shared
 if TYPE_CHECKING:
     import redis
 
-    from export_queue.core.client import Store
+    from export_queue import Store
 
 Kept = TypeVar("Kept", bound=Server)
 Alone = TypeVar("Alone", bound="Server | RedisCluster")

@@ -18,15 +18,27 @@ import sqlalchemy as sa
 from tests.support.contexts import begin, opened_by
 from tests.support.fenced_memory import FencedMemory
 
-from export_queue.core.client import Store, TransactionContext
-from export_queue.core.drain import course, drain, one_drain
-from export_queue.core.errors import ExportQueueError, StoreUnavailable
-from export_queue.core.locks import Owner
-from export_queue.core.maintenance import maintain
-from export_queue.core.queue import DeadLetterFilter, Range, list_dead_letters
-from export_queue.core.retry import Retry
-from export_queue.core.segments import (
+from export_queue import (
+    ApplyResult,
     Candidates,
+    DeadLetterFilter,
+    Delete,
+    ExportQueueError,
+    MemorySink,
+    Operations,
+    Owner,
+    Put,
+    Range,
+    Retry,
+    Store,
+    StoreUnavailable,
+    TransactionContext,
+    drain,
+)
+from export_queue.core.drain import course, one_drain
+from export_queue.core.maintenance import maintain
+from export_queue.core.queue import list_dead_letters
+from export_queue.core.segments import (
     UnitReader,
     compact,
     fall_back,
@@ -36,7 +48,6 @@ from export_queue.core.segments import (
     waiting_segments,
     watched_steps,
 )
-from export_queue.core.sinks import ApplyResult, Delete, MemorySink, Operations, Put
 from export_queue.core.store import Database, schema
 from export_queue.core.transactions import take_snapshot
 

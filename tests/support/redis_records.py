@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import redis
 
-from export_queue.core.sinks import Operations, RedisSink
+from export_queue import Operations, RedisSink
 
 Make = Callable[..., RedisSink]
 Found = dict[tuple[str, bytes], bytes]

@@ -19,11 +19,12 @@ from tests.support.scheduled_stores import Stand
 from tests.support.schedules import Explorer, Plan, Run, printed
 from tests.support.switch_points import FencedPointSink, PointSink
 
-from export_queue.core.client import Store
-from export_queue.core.drain import DrainReport, drain
-from export_queue.core.errors import (
+from export_queue import (
+    Candidates,
     CommitRefused,
     ConflictError,
+    Delete,
+    DrainReport,
     EntriesNotSettled,
     EntriesWait,
     ExportQueueError,
@@ -32,19 +33,22 @@ from export_queue.core.errors import (
     LayoutClosed,
     LeaseLost,
     LockNotAvailable,
+    Owner,
+    Put,
     QueueBusy,
     RegistrationLost,
+    Retry,
     SegmentLost,
     SegmentUnavailable,
+    Store,
     TransactionsInProgress,
     UnknownQueue,
+    drain,
 )
-from export_queue.core.locks import Area, Owner, acquire
+from export_queue.core.locks import Area, acquire
 from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.queue import subscribe, unsubscribe
-from export_queue.core.retry import Retry
-from export_queue.core.segments import Candidates, compact, fall_back, rewrite, vacuum_segments
-from export_queue.core.sinks import Delete, Put
+from export_queue.core.segments import compact, fall_back, rewrite, vacuum_segments
 from export_queue.core.store import schema
 from export_queue.core.store.schema_names import prefix_of
 

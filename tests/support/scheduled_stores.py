@@ -12,7 +12,7 @@ import psycopg
 import sqlalchemy as sa
 from tests.support.switch_points import Footprints, Points
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.store import Database
 from export_queue.core.store.postgresql.opening import open_dialect as open_postgres_dialect
 from export_queue.core.store.postgresql.opening import open_engine as open_postgres

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import pytest
 from sqlalchemy import Engine, create_engine, inspect
 
-from export_queue.core.sinks import ApplyResult, Operations, SqlSink
-from export_queue.core.testing import SinkConformance
+from export_queue import ApplyResult, Operations, SqlSink
+from export_queue.testing import SinkConformance
 
 Make = Callable[..., SqlSink]
 

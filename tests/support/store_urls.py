@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from export_queue.core.client import Store
+from export_queue import Store
 
 
 def whole_url(store: Store) -> sa.URL:

@@ -32,12 +32,12 @@ from psycopg.pq import TransactionStatus
 from tests.support.fenced_memory import FencedMemory
 from tests.support.schedules import is_scheduled, point, touch, wait_for_others
 
+from export_queue import ApplyResult, Claim, MemorySink, Operations
 from export_queue.core.drain import pipeline
 from export_queue.core.drain.progress import ProgressLog
 from export_queue.core.locks import LeaseKeeper
 from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.segments import files, gathering
-from export_queue.core.sinks import ApplyResult, Claim, MemorySink, Operations
 from export_queue.core.store.sqlite.file import StoreConnection
 from export_queue.core.store.sqlite.filelock import FileLock
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 # Key and XXH64 with seed 42 as a signed number, as Spark's xxhash64 gives it; tests/spark compares the same list.
 from tests.support.golden import GOLDEN_HASHES
 
-from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import Layout, Range, as_range, bucket, buckets_of, join_ranges
+from export_queue import InvalidArgument, Range, bucket
+from export_queue.core.queue import Layout, as_range, buckets_of, join_ranges
 from export_queue.core.queue.buckets import split
 
 

@@ -14,8 +14,8 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
+from export_queue import InvalidArgument
 from export_queue.core.callables import check_methods, check_runs, returned
-from export_queue.core.errors import InvalidArgument
 
 
 async def coroutine(*_: Any) -> None: ...

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from export_queue.core.errors import InvalidArgument
+from export_queue import Candidates, InvalidArgument, Range
 from export_queue.core.locks import ROWS
-from export_queue.core.queue import Range
-from export_queue.core.segments import Candidates, Segment, choose_candidates
+from export_queue.core.segments import Segment, choose_candidates
 
 UNIT = Range(0, 5)
 SECOND = 1_000_000_000

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from export_queue import CodecError, EntryError, InvalidArgument
 from export_queue.core.codecs import KEYS, ROWS, VALUES, Refused, check_codec, find_codec
-from export_queue.core.errors import CodecError, EntryError, InvalidArgument
 from export_queue.core.queue import Queue
 from export_queue.core.tables import cell_types
 

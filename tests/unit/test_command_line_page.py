@@ -13,12 +13,10 @@ import pytest
 from tests.support.command_line import run_cli
 from typer.main import get_command
 
+from export_queue import MemorySink, Owner, Store, drain
 from export_queue.core.cli.console import FAILED, TRY_AGAIN
 from export_queue.core.cli.program import app
-from export_queue.core.client import Store
-from export_queue.core.drain import drain
-from export_queue.core.locks import Owner, claim
-from export_queue.core.sinks import MemorySink
+from export_queue.core.locks import claim
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text("utf-8")
 SHARED = {

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from export_queue.core.drain import Entry
-from export_queue.core.errors import InvalidArgument
-from export_queue.core.sinks import Delete, Put
-from export_queue.core.testing import assert_converges
+from export_queue import Delete, Entry, InvalidArgument, Put
+from export_queue.testing import assert_converges
 
 TOTALS = [
     ("anna", {"old": None, "new": 3}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from export_queue.core.errors import ConflictError
+from export_queue import ConflictError
 from export_queue.core.maintenance import Metric, Sample, render
 from export_queue.core.maintenance.metrics import count_metrics
 from export_queue.core.transactions import Counters

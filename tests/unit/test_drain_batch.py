@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from export_queue import AmbiguousRecord, Delete, Operations, Put
 from export_queue.core.drain.batch import Batch
 from export_queue.core.drain.exporters import Failure
-from export_queue.core.errors import AmbiguousRecord
-from export_queue.core.sinks import Delete, Operations, OperationsBuilder, Put
+from export_queue.core.sinks import OperationsBuilder
 
 REFUSED = Failure("no", "Rejection")
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from export_queue import DrainTimedOut, SinkUnavailable
 from export_queue.core.drain import DRAIN_RETRY, Deadline
 from export_queue.core.drain.transient import call_again
-from export_queue.core.errors import DrainTimedOut, SinkUnavailable
 
 
 class Clock:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from export_queue.core.drain import Entry, load_exporter
-from export_queue.core.errors import ExporterError, SinkUnavailable
+from export_queue import Delete, Entry, ExporterError, Put, SinkUnavailable
+from export_queue.core.drain import load_exporter
 from export_queue.core.queue import Entries, Queue
-from export_queue.core.sinks import Delete, Put
 
 QUEUE = Queue(
     id="orders",

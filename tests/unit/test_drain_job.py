@@ -14,18 +14,24 @@ from pathlib import Path
 
 import pytest
 
+from export_queue import (
+    ConfigurationError,
+    InvalidArgument,
+    Owner,
+    Range,
+    Retry,
+    SinkConfigurationError,
+    SinkSpec,
+    StoreSpec,
+    Submitter,
+    drain_job,
+)
 from export_queue.core.drain import DRAIN_RETRY, DrainRequest
 from export_queue.core.drain.follow import FOLLOW_RETRY
-from export_queue.core.errors import ConfigurationError, InvalidArgument, SinkConfigurationError
-from export_queue.core.locks import Owner
-from export_queue.core.queue import Range
-from export_queue.core.retry import Retry
-from export_queue.core.sinks import SinkSpec
-from export_queue.core.spark import DrainArguments, Submitter, check_master, drain_job
+from export_queue.core.spark import DrainArguments, check_master
 from export_queue.core.spark.archive import package_archive
 from export_queue.core.spark.carried_secrets import CarriedSecrets, carried_secrets, references, refuse_unsendable
 from export_queue.core.spark.pyspark_path import without_archives
-from export_queue.core.store import StoreSpec
 
 SINK = SinkSpec("redis", {"host": "r", "key": "o:$id"}, {"password": "env:XQ_SINK_R"}, name="r")
 STORE = StoreSpec(url="postgresql+psycopg://user@host/db", secret="env:XQ_STORE")

@@ -6,7 +6,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from export_queue.core.drain import DrainReport
+from export_queue import DrainReport
 
 PAGE = Path(__file__).parents[2] / "docs" / "drains.md"
 

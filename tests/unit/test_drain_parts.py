@@ -8,9 +8,10 @@ from itertools import groupby, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from export_queue import Range
 from export_queue.core.drain.parts import Block, Part, cut, spread
 from export_queue.core.locks import Lease
-from export_queue.core.queue import Entries, Position, Range
+from export_queue.core.queue import Entries, Position
 
 UNIT = Lease(1, 1, 1, Range(10, 20))
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import pytest
 
+from export_queue import StoreUnavailable
 from export_queue.core.drain.progress import EVERY_SECONDS, Left, ProgressLog
-from export_queue.core.errors import StoreUnavailable
 
 
 class Hours:

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from export_queue import DrainError, DrainReport, ExportQueueError, Range
 from export_queue.core import errors
-from export_queue.core.drain import Counts, DrainReport, Problem, RangeReport, total
+from export_queue.core.drain import Counts, Problem, RangeReport, total
 from export_queue.core.drain.report import join_ranges
-from export_queue.core.errors import DrainError, ExportQueueError
-from export_queue.core.queue import Range
 
 REPORT = DrainReport(
     queue="orders",

@@ -7,11 +7,8 @@ from dataclasses import fields
 
 import pytest
 
+from export_queue import InvalidArgument, Owner, Range, Retry
 from export_queue.core.drain import DRAIN_RETRY, DrainOptions, DrainRequest
-from export_queue.core.errors import InvalidArgument
-from export_queue.core.locks import Owner
-from export_queue.core.queue import Range
-from export_queue.core.retry import Retry
 
 
 def request(**options):

@@ -9,11 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from export_queue import (
+    ApplyResult,
+    Capabilities,
+    DrainError,
+    LeaseLost,
+    Operations,
+    Rejection,
+    SinkRefused,
+    SinkUnavailable,
+)
 from export_queue.core.drain import DRAIN_RETRY
 from export_queue.core.drain.exporters import Failure
 from export_queue.core.drain.sending import Sender
-from export_queue.core.errors import DrainError, LeaseLost, SinkRefused, SinkUnavailable
-from export_queue.core.sinks import ApplyResult, Capabilities, Operations, Rejection
 
 IMPATIENT = replace(DRAIN_RETRY, attempts=3, sleep=lambda seconds: None)
 

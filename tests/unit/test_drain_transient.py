@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from export_queue import LeaseLost, SinkRefused, SinkUnavailable, StoreUnavailable
 from export_queue.core.drain import DRAIN_RETRY
 from export_queue.core.drain.transient import call_again
-from export_queue.core.errors import LeaseLost, SinkRefused, SinkUnavailable, StoreUnavailable
 
 
 def failing(*errors: Exception):

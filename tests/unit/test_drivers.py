@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from export_queue import SinkSpec, StoreSpec
+from export_queue import ConfigurationError, InvalidArgument, SinkConfigurationError, SinkSpec, StoreSpec
 from export_queue.core.drivers import (
     Driver,
     client_arguments,
@@ -31,7 +31,6 @@ from export_queue.core.drivers.tables import (
     REDIS_TLS,
     SQLITE,
 )
-from export_queue.core.errors import ConfigurationError, InvalidArgument, SinkConfigurationError
 
 SECRET = "hunter-4711"
 PAGE = Path(__file__).parents[2] / "docs" / "connections.md"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
-from export_queue.core.sinks import MAX_SEQ, FloorRecord, Operations
+from export_queue import FloorRecord, Operations, SinkConfigurationError, SinkRefused, SinkUnavailable
+from export_queue.core.sinks import MAX_SEQ
 from export_queue.core.sinks.elasticsearch import indices, lines
 from export_queue.core.sinks.elasticsearch.answers import Answer, Meaning, items_of, whole
 

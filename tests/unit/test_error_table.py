@@ -7,8 +7,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from export_queue.core.errors import SinkRefused, SinkUnavailable
-from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
+from export_queue import ErrorRow, ErrorTable, Fate, SinkRefused, SinkUnavailable
 from export_queue.core.sinks.redis.errors import explain
 from export_queue.core.sinks.sql.dialects import Poison, TryAgain
 from export_queue.core.sinks.sql.dialects.postgresql import PostgresDialect

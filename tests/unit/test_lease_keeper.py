@@ -6,10 +6,9 @@ import threading
 
 import pytest
 
-from export_queue.core.errors import LeaseLost, StoreUnavailable
+from export_queue import LeaseLost, Range, StoreUnavailable
 from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.locks import keeping as room
-from export_queue.core.queue import Range
 
 LEASES = [Lease(1, 1, 1, Range(0, 5)), Lease(2, 1, 1, Range(5, 10))]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from export_queue.core.sinks import MemorySink, Operations
-from export_queue.core.testing import SinkConformance
+from export_queue import MemorySink, Operations
 from export_queue.core.testing.conformance.histories import Delivery, goes_back
+from export_queue.testing import SinkConformance
 
 
 class TestMemorySink(SinkConformance):

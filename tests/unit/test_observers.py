@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
+from export_queue import InvalidArgument, StoreNotCreated, StoreUnavailable
 from export_queue.core.cli.loading import load_function
-from export_queue.core.errors import InvalidArgument, StoreNotCreated, StoreUnavailable
 from export_queue.core.observers import Processed, delay_ms, work
 from export_queue.core.observers.failures import describe
 

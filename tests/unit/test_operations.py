@@ -8,26 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export_queue.core.errors import AmbiguousRecord, InvalidArgument, SinkBelongsToAnother
-from export_queue.core.sinks import (
-    MAX_SEQ,
+from export_queue import (
+    AmbiguousRecord,
     ApplyResult,
+    ControlRecord,
     Delete,
+    FloorRecord,
+    InvalidArgument,
     Operations,
-    OperationsBuilder,
     Put,
     Rejection,
-    collapse,
-)
-from export_queue.core.sinks.batch import apply_batch, isolate, refuse_lengths, refuse_seqs
-from export_queue.core.sinks.control import (
-    ControlRecord,
-    FloorRecord,
+    SinkBelongsToAnother,
+    apply_batch,
     check_owner,
     raise_floor,
+    refuse_seqs,
     register_store,
     stale_rank,
 )
+from export_queue.core.sinks import MAX_SEQ, OperationsBuilder, collapse
+from export_queue.core.sinks.batch import isolate, refuse_lengths
 
 
 def operations(*rows: tuple[bytes, int, bytes | None], entries: list[int] | None = None) -> Operations:

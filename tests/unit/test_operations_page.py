@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from export_queue.core.client import Store
+from export_queue import Store
 from export_queue.core.maintenance import read_metrics
 from export_queue.core.maintenance.cleanup import DAY
 from export_queue.core.store import views

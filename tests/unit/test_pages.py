@@ -16,7 +16,7 @@ import pytest
 from typer.main import get_command
 
 from export_queue.core.cli.program import app
-from export_queue.core.testing import assert_converges
+from export_queue.testing import assert_converges
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from export_queue.core.errors import SinkUnavailable
+from export_queue import SinkUnavailable
 from export_queue.core.sinks.redis.nodes import exchange_all
 
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("hiredis")
 
-from export_queue.core.queue import bucket
-from export_queue.core.sinks import Operations
+from export_queue import Operations, bucket
 from export_queue.core.sinks.redis import pieces
 from export_queue.core.sinks.redis.pieces import Batch
 

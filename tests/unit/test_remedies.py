@@ -21,8 +21,8 @@ import typer
 from typer.main import get_command
 
 import export_queue
+from export_queue import FirstLoad, Store, TransactionContext
 from export_queue.core.cli.program import app
-from export_queue.core.client import FirstLoad, Store, TransactionContext
 from export_queue.core.client.dead_letters import DeadLetters
 from export_queue.core.drain import DrainOptions
 from export_queue.core.segments import BulkWriter

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from export_queue.core.errors import InvalidArgument, SinkConfigurationError, SinkUnavailable
-from export_queue.core.retry import Retry
+from export_queue import InvalidArgument, Retry, SinkConfigurationError, SinkUnavailable
 
 
 class Clock:

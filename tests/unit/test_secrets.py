@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from export_queue.core.errors import InvalidArgument, SecretNotFound
+from export_queue import InvalidArgument, SecretNotFound
 from export_queue.core.references import is_reference, resolve_secret
 
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from export_queue.core.client import Store
-from export_queue.core.errors import InvalidArgument
+from export_queue import InvalidArgument, Store, StoreSpec
 from export_queue.core.segments import FileReport, Slice, check_base
 from export_queue.core.segments.files import joined, parent_of
-from export_queue.core.store import StoreSpec
 
 
 def described(place: Any) -> StoreSpec:

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.sinks import MAX_SEQ, Operations, json_texts, naming
+from export_queue import Operations, SinkConfigurationError
+from export_queue.core.sinks import MAX_SEQ, json_texts, naming
 from export_queue.core.sinks.elasticsearch import indices
 from export_queue.core.sinks.json_texts import numbers_in, texts_of
 from export_queue.core.sinks.redis import layout

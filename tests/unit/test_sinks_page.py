@@ -8,9 +8,8 @@ import pkgutil
 import re
 from pathlib import Path
 
+from export_queue import ElasticsearchSink, ErrorTable, MemorySink, RedisSink
 from export_queue.core import sinks
-from export_queue.core.sinks import ElasticsearchSink, MemorySink, RedisSink
-from export_queue.core.sinks.error_table import ErrorTable
 from export_queue.core.sinks.sql.dialects.generic import GenericDialect
 from export_queue.core.sinks.sql.dialects.mysql import MySqlDialect
 from export_queue.core.sinks.sql.dialects.postgresql import PostgresDialect

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.test_spark_encoding import a_queue
 
-from export_queue.core.errors import InvalidArgument
+from export_queue import InvalidArgument
 
 t = pytest.importorskip("pyspark.sql.types")
 columns = pytest.importorskip("export_queue.core.spark.columns")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export_queue.core.errors import EntryError
+from export_queue import EntryError
 from export_queue.core.queue import Queue
 
 pa = pytest.importorskip("pyarrow")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.servers import free_port
 
-from export_queue.core.errors import SparkJobFailed
+from export_queue import SparkJobFailed
 from export_queue.core.spark import check_answers
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.support.timelines import answers, ident, levels_example, segment
 
-from export_queue.core.errors import InvalidArgument
+from export_queue import InvalidArgument
 from export_queue.core.timeline import AtomicGroup, Generation, Timeline, TimelineSegment
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from export_queue import Level, Limits, Participant, Retry
 from export_queue.core.codecs import MAX_KEY_BYTES
 from export_queue.core.maintenance.cleanup import DAY
-from export_queue.core.retry import Retry
-from export_queue.core.store import Limits
 from export_queue.core.tables.options import ConflictLevel
-from export_queue.core.transactions import Level, Participant
 from export_queue.core.transactions.idempotency import MAX_IDEMPOTENCY_KEY_BYTES
 from export_queue.core.transactions.outcomes import ASK_SECONDS
 from export_queue.core.transactions.transaction import ANSWER_SECONDS

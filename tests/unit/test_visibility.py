@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export_queue.core.errors import InvalidArgument
+from export_queue import InvalidArgument, Level, Transaction
 from export_queue.core.store import Snapshot, pack_ids, unpack_ids
-from export_queue.core.transactions import Level, Transaction
 
 
 def transaction(**changes: object) -> Transaction:
