@@ -133,7 +133,7 @@ class SinkBindingError(ConfigurationError):
     default_hint = (
         "two drains into different sinks would split the data; "
         "where the sink has moved, export-queue rebind QUEUE NAME, or store.rebind(queue_id, sink_name), binds the "
-        "queue to it (docs/drains.md); "
+        "queue to it (docs/queues.md); "
         "to feed both, give the queue two subscriptions (docs/subscriptions.md), or drain into a composite sink"
     )
 

@@ -40,11 +40,11 @@ def check_transactions(names: dict[str, Any]) -> None:
     assert sum(unit.entries for unit in names["store"].backlog("orders")) == 1004
 
 
-def check_drains(names: dict[str, Any]) -> None:
+def check_exporters(names: dict[str, Any]) -> None:
     names["test_by_total"]()
     with pytest.raises(AssertionError) as raised:
         assert_converges(names["LastTotal"], names["TOTALS"], seed=1)
-    assert f"```text\n{raised.value}\n```" in (ROOT / "docs" / "drains.md").read_text("utf-8")
+    assert f"```text\n{raised.value}\n```" in (ROOT / "docs" / "exporters.md").read_text("utf-8")
 
 
 def check_own_sink(names: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ def check_own_sink(names: dict[str, Any]) -> None:
 
 
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
-    "docs/drains.md": check_drains,
+    "docs/exporters.md": check_exporters,
     "docs/sinks/your-own.md": check_own_sink,
     "docs/transactions.md": check_transactions,
 }
