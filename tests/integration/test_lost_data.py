@@ -41,8 +41,7 @@ from export_queue.core.drain import (
 )
 from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
-from export_queue.core.sinks.sql.statements import CONTROL_TABLES
-from export_queue.core.sinks.sql.unit_fences import UNIT_TABLE
+from export_queue.core.sinks.sql.control_tables import control_tables, unit_table
 from export_queue.core.store import schema
 from export_queue.core.transactions import Snapshot
 
@@ -281,5 +280,5 @@ def test_what_a_repeated_task_brought_first_is_missed_in_an_emptied_sink(store: 
 
 def test_no_table_of_a_sink_has_the_name_of_a_table_of_a_store() -> None:
     """A sink may be a schema, or a file, that holds the store, too."""
-    names = {*CONTROL_TABLES, UNIT_TABLE}
+    names = {table.name for table in (*control_tables(None), unit_table(None))}
     assert not names & {table.name for table in schema.metadata.tables.values()}

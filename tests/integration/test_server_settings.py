@@ -236,7 +236,7 @@ def test_texts_of_a_sink_whose_database_has_no_encoding_stay_as_they_are(databas
 
 def test_a_sink_refuses_an_encoding_in_which_two_ids_are_one(database_of, make):
     sink = admit(make(database_of("EUC_JP")))
-    with pytest.raises(SinkConfigurationError, match="encoding EUC_JP, which takes different characters for one"):
+    with pytest.raises(SinkConfigurationError, match="encoding EUC_JP, which treats different characters as one"):
         sink.apply(puts("¦".encode(), "￤".encode()))
 
 

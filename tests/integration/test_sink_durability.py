@@ -12,7 +12,7 @@ from tests.support.servers import RedisServer
 from tests.support.sql_targets import admit, puts
 
 from export_queue import RedisSink, SinkConfigurationError, SqlSink
-from export_queue.core.sinks.sql.dialects import mysql_statements
+from export_queue.core.sinks.sql.dialects import mysql
 
 
 def test_sqlite_syncs_the_folder_of_its_journal_too(tmp_path: Path):
@@ -43,7 +43,7 @@ def test_a_commit_in_postgresql_waits_for_the_disk_where_the_database_would_not(
 
 
 def test_a_mariadb_that_acknowledges_before_it_writes_is_refused(mariadb_url: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mysql_statements, "SERVER", "SELECT @@max_allowed_packet, 2")
+    monkeypatch.setattr(mysql, "SERVER", "SELECT @@max_allowed_packet, 2")
     sink = SqlSink(mariadb_url)
     with pytest.raises(SinkConfigurationError, match="innodb_flush_log_at_trx_commit 1, found 2"):
         admit(sink)

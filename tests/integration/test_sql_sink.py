@@ -427,7 +427,7 @@ def test_a_role_that_may_not_create_tables_is_told_what_to_run(postgres_url, mak
         sink = make(as_writer)
         with pytest.raises(SinkRefused, match="42501") as caught:
             admit(sink)
-        assert "CREATE TABLE IF NOT EXISTS xq_control" in caught.value.hint
+        assert 'CREATE TABLE IF NOT EXISTS "xq_control"' in caught.value.hint
         execute(postgres_url, *sink.ddl("orders").split(";\n")[:-1])
         execute(postgres_url, "GRANT SELECT, INSERT, UPDATE ON orders, xq_control, xq_floor, xq_target TO writer")
         assert admit(sink).apply(puts(b"1")).written == 1, "these are the least privileges"

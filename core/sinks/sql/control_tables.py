@@ -1,4 +1,4 @@
-"""The sink's own tables: one row per queue, one for the floor of all queues, and one per table of records.
+"""The sink's own tables: one row per queue, one floor for all queues, one row per table of records, one per unit.
 
 A batch reads the floor in its own transaction and keeps it unchanged until the transaction ends. A sweep that raises
 the floor waits for the batches that have read the old one, and then finds their rows.
@@ -17,7 +17,6 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
-    Integer,
     MetaData,
     Table,
     Unicode,
@@ -32,7 +31,6 @@ from export_queue.core.errors import SinkLostData
 from export_queue.core.sinks import control
 from export_queue.core.sinks.control import ControlRecord, FloorRecord
 from export_queue.core.sinks.sql.dialects.protocol import TryAgain
-from export_queue.core.sinks.sql.statements import CONTROL_TABLES, FLOOR_TABLE, QUEUE_TABLE, RECORDS_TABLE, lock_floor
 
 _ONLY_ROW = 1
 
@@ -41,7 +39,7 @@ _ONLY_ROW = 1
 def queue_table(schema: str | None) -> Table:
     """Describe the table that has a row for each queue."""
     return Table(
-        QUEUE_TABLE,
+        "xq_control",
         MetaData(),
         Column("queue_id", Unicode(450), primary_key=True),
         Column("store_id", Unicode(450), nullable=False),
@@ -56,12 +54,12 @@ def queue_table(schema: str | None) -> Table:
 def floor_table(schema: str | None) -> Table:
     """Describe the table whose only row has the floor."""
     return Table(
-        FLOOR_TABLE,
+        "xq_floor",
         MetaData(),
-        Column("id", Integer, primary_key=True, autoincrement=False),
+        Column("id", BigInteger, primary_key=True, autoincrement=False),
         Column("floor", BigInteger, nullable=False),
         # the store that has swept the sink
-        Column("store_id", Unicode(450), nullable=True),
+        Column("store_id", Unicode(450)),
         # raised by writers, since some databases do not count a row whose values stay the same
         Column("changes", BigInteger, nullable=False),
         schema=schema,
@@ -72,41 +70,54 @@ def floor_table(schema: str | None) -> Table:
 def records_table(schema: str | None) -> Table:
     """Describe the table that has a row for each table of records."""
     return Table(
-        RECORDS_TABLE,
+        "xq_target",
         MetaData(),
         Column("table_name", Unicode(450), primary_key=True),
-        # the rank of its mark; 0 where it takes none; NULL where it was lost and is not set up again
-        Column("mark", BigInteger, nullable=True),
-        # of a table without a mark: whether it is known to hold any row
+        # the rank of the table's mark; 0 if it accepts no mark; NULL if it was lost and is not set up again
+        Column("mark", BigInteger),
+        # whether a table without a mark is known to hold any row
         Column("holds_rows", Boolean, nullable=False),
-        # the fence of the last queue that was readmitted after a loss of this table; 0 where it was never lost
+        # the fence of the last queue that was readmitted after a loss of this table; 0 if it was never lost
         Column("lost_fence", BigInteger, nullable=False),
         schema=schema,
     )
 
 
+@cache
+def unit_table(schema: str | None) -> Table:
+    """Describe the table that has a row for each unit, if the sink has the guard ``fence``."""
+    return Table(
+        "xq_unit",
+        MetaData(),
+        Column("unit", Unicode(450), primary_key=True),
+        Column("fence", BigInteger, nullable=False),
+        # raised by each batch, for the same reason as in the table of the floor
+        Column("batches", BigInteger, nullable=False),
+        schema=schema,
+    )
+
+
 def control_tables(schema: str | None) -> list[Table]:
-    """Describe the control tables, in the order in which they are created."""
-    found = {table.name: table for table in (queue_table(schema), floor_table(schema), records_table(schema))}
-    return [found[name] for name in CONTROL_TABLES]
+    """Describe the control tables in the order of their creation: if the last one exists, all have existed."""
+    return [records_table(schema), floor_table(schema), queue_table(schema)]
 
 
-def missing_control_tables(connection: Connection, schema: str | None) -> list[str]:
-    """Return the names of the control tables that do not exist."""
+def missing_control_tables(connection: Connection, schema: str | None) -> list[Table]:
+    """Return the control tables that do not exist, in the order of their creation."""
     found = inspect(connection)
-    # from the last one created to the first: a sink that is created at this moment never looks as if it had lost one
-    names = [name for name in reversed(CONTROL_TABLES) if not found.has_table(name, schema=schema)]
-    return names[::-1]
+    # last to first: a sink that is being created never looks as if it had lost one
+    tables = [table for table in control_tables(schema)[::-1] if not found.has_table(table.name, schema=schema)]
+    return tables[::-1]
 
 
 def check_control_tables(connection: Connection, schema: str | None, *, sink: str) -> None:
     """Make sure that a sink that has queues has all its control tables.
 
-    :raises SinkLostData: one of them is gone.
+    :raises SinkLostData: a table is missing.
     """
-    missing = missing_control_tables(connection, schema)
-    if missing and QUEUE_TABLE not in missing and connection.execute(select(queue_table(schema)).limit(1)).first():
-        raise SinkLostData(f"table {missing[0]!r} of {sink} is gone: it was dropped or renamed")
+    missing, queues = missing_control_tables(connection, schema), queue_table(schema)
+    if missing and queues not in missing and connection.execute(select(queues).limit(1)).first():
+        raise SinkLostData(f"table {missing[0].name!r} of {sink} is gone: it was dropped or renamed")
 
 
 def check_queue(
@@ -121,12 +132,9 @@ def check_queue(
     readmit: bool,
     locks_reads: bool,
 ) -> None:
-    """Check a queue's control record and update it.
+    """Check a queue's control record and update it; see :func:`~export_queue.core.sinks.control.check_owner`.
 
-    If two first drains of a queue start at once, the second one violates the primary key and is tried again.
-
-    :raises SinkBelongsToAnother: the sink was fed by another store, or by a later state of this one.
-    :raises SinkLostData: the control record is gone, or older than it was.
+    If two first drains of a queue start at once, the second violates the primary key and is retried.
     """
     table = queue_table(schema)
     mine = table.c.queue_id == queue_id
@@ -140,19 +148,19 @@ def check_queue(
             try:
                 connection.execute(insert(table).values(values))
             except IntegrityError as error:
-                raise TryAgain(f"another drain of {queue_id!r} was the first one") from error
+                raise TryAgain(f"another drain of {queue_id!r} was first") from error
         elif wanted != found or since != row.since_fence:
-            # again as a condition: not every database locks a row that is read
+            # compared again in the condition: not every database locks a row that is read
             raised = update(table).where(mine, table.c.fence == found.fence, table.c.store_id == store_id)
             if connection.execute(raised.values(fence=fence, since_fence=since)).rowcount == 0:
-                raise TryAgain(f"another drain of {queue_id!r} began at the same moment")
+                raise TryAgain(f"another drain of {queue_id!r} started at the same moment")
         control.register_store(_floor_record(connection, schema), store_id=store_id, sink=sink)
 
 
 def read_queue(connection: Connection, *, schema: str | None, queue_id: str) -> ControlRecord | None:
-    """Return a queue's control record; None if there is none, or no table of such records."""
+    """Return a queue's control record; None if it or its table does not exist."""
     table = queue_table(schema)
-    if not inspect(connection).has_table(QUEUE_TABLE, schema=schema):
+    if not inspect(connection).has_table(table.name, schema=schema):
         return None
     row = connection.execute(select(table).where(table.c.queue_id == queue_id)).one_or_none()
     return None if row is None else ControlRecord(row.store_id, row.fence)
@@ -187,14 +195,15 @@ def held_floor(
 def raise_floor(connection: Connection, *, schema: str | None, store_id: str, floor: int, sink: str) -> int:
     """Raise the floor after all batches that have read the old one have ended. It never falls.
 
-    :returns: the floor from now on.
-    :raises SinkBelongsToAnother: another store feeds the sink, too.
+    :returns: the new floor.
+    :raises SinkBelongsToAnother: another store also feeds the sink.
     """
     table = floor_table(schema)
     if connection.dialect.name == "postgresql":
-        # waits in turn: batch after batch would overtake a wait for the row's lock alone
-        connection.exec_driver_sql(lock_floor(schema))
-    # written before it is read: no database has to upgrade a lock
+        # this lock queues in order: new batches would always overtake a wait for the row's lock
+        name = connection.dialect.identifier_preparer.format_table(table)
+        connection.exec_driver_sql(f"LOCK TABLE {name} IN EXCLUSIVE MODE")
+    # written before it is read, so no database has to upgrade a lock
     if connection.execute(update(table).values(changes=table.c.changes + 1)).rowcount == 0:
         _add_floor(connection, schema)
     wanted = control.raise_floor(_floor_record(connection, schema), store_id=store_id, floor=floor, sink=sink)
@@ -214,4 +223,4 @@ def _add_floor(connection: Connection, schema: str | None) -> None:
     try:
         connection.execute(insert(floor_table(schema)).values(fields))
     except IntegrityError as error:
-        raise TryAgain("another writer was the first one") from error
+        raise TryAgain("another writer was first") from error

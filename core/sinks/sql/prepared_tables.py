@@ -1,12 +1,12 @@
-"""The tables of a SQL sink, made ready before records are written: created, examined, proven to have lost nothing."""
+"""Prepares the tables of a SQL sink: creates them, examines them, and proves that they have lost no data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection
 
 from export_queue.core.errors import (
     ExportQueueError,
@@ -20,7 +20,15 @@ from export_queue.core.retry import Retry
 from export_queue.core.sinks.naming import first_collection, is_fixed
 from export_queue.core.sinks.sql.control_tables import check_control_tables
 from export_queue.core.sinks.sql.database import Database, execute, gave_way
-from export_queue.core.sinks.sql.ddl import missing_control, missing_ddl
+from export_queue.core.sinks.sql.ddl import (
+    Missing,
+    add_columns,
+    create_table,
+    missing_control,
+    missing_ddl,
+    missing_table,
+    missing_view,
+)
 from export_queue.core.sinks.sql.dialects import Poison, TryAgain
 from export_queue.core.sinks.sql.fitting import measured, misfits
 from export_queue.core.sinks.sql.marks import (
@@ -38,8 +46,6 @@ from export_queue.core.sinks.sql.tables import Contents, Key, Table, fill_collec
 
 DDL_RETRY = Retry(attempts=6, first_pause=0.1, longest_pause=1.0)
 """For a change of tables that did not get its locks; drains continue during the pauses."""
-Missing = Mapping[str, list[str]]
-"""What does not exist: by its name, the statements that create it."""
 
 
 class _NotCreated(Exception):
@@ -52,11 +58,11 @@ class _NotCreated(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the tables of a sink look like."""
+    """What all tables of a sink have in common."""
 
     schema: str | None
     template: str
-    """Of the tables' names."""
+    """Template of the tables' names."""
     key: Key
     contents: Contents
     is_fenced: bool
@@ -68,7 +74,7 @@ class Layout:
 
 
 class PreparedTables:
-    """Makes each table ready once; proves once in each drain that it lost nothing.
+    """Prepares each table once, and proves once per drain that it has lost nothing.
 
     :param may_create: whether missing tables, views and control tables are created.
     """
@@ -82,10 +88,10 @@ class PreparedTables:
         self._tables: dict[str, Table] = {}
         self._folds: bool | None = None
         self.queue_id: str | None = None
-        """The queue that is being drained; None if the sink is used without a drain."""
+        """The queue that is being drained; None outside of a drain."""
 
     def start_drain(self, queue_id: str) -> None:
-        """Prove all tables anew from now on."""
+        """Prove all tables again from now on."""
         self._marks.clear()
         self.queue_id = queue_id
 
@@ -94,7 +100,7 @@ class PreparedTables:
         return self._marks[name]
 
     def of_collections(self, collections: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the tables' names by collection, and by collection why it cannot have a table."""
+        """Return the table's name for each collection, and for other collections why they cannot have a table."""
         if self._folds is None:
             self._folds = self._database.ask(self._database.dialect.folds_names)
         return fill_collections(self._layout.template, collections, fold=self._folds)
@@ -102,7 +108,7 @@ class PreparedTables:
     def of(self, collection: str) -> Table:
         """Describe the table of a collection.
 
-        :raises SinkConfigurationError: it cannot have one.
+        :raises SinkConfigurationError: the collection cannot have a table.
         """
         names, refused = self.of_collections([collection])
         if refused:
@@ -110,7 +116,7 @@ class PreparedTables:
         return self._layout.table(names[collection])
 
     def prepare(self, name: str) -> Table:
-        """Make sure that a table exists, can hold the guarantees and has lost nothing, and describe it as it is."""
+        """Make sure that a table exists, fits and has lost nothing, and describe it as it is in the database."""
         if name in self._marks and name in self._tables:
             return self._tables[name]
         self.prepare_control()
@@ -120,7 +126,7 @@ class PreparedTables:
         if record is not None:
             ask(require_table, self._layout.table(name), sink=sink)
         table = self._tables.get(name)
-        if table is None or record is None:  # one that was there before may have been lost and readmitted
+        if table is None or record is None:  # a known table may have been lost and readmitted
             table = self._fit(name, is_known=record is not None)
         if record is not None:
             ask(prove, table, record, sink=sink)
@@ -128,13 +134,13 @@ class PreparedTables:
         return table
 
     def examine_again(self, name: str) -> None:
-        """Examine a table, which was altered, before the next batch."""
+        """Examine an altered table before the next batch."""
         self._tables.pop(name, None)
 
     def prove_again(self, name: str) -> None:
         """Prove a table that refuses its rows.
 
-        :raises SinkLostData: it was lost during the drain.
+        :raises SinkLostData: the table was lost during the drain.
         """
         if self._marks.pop(name, None) is not None:
             self.prepare(name)
@@ -142,8 +148,8 @@ class PreparedTables:
     def prepare_control(self, *, readmit: bool = False) -> None:
         """Make sure, once, that the control tables exist.
 
-        :param readmit: whether control tables that were lost are created again.
-        :raises SinkLostData: the sink had them, and lost one.
+        :param readmit: whether to create lost control tables again.
+        :raises SinkLostData: the sink has lost a control table.
         """
         if self._has_control and not readmit:
             return
@@ -151,7 +157,7 @@ class PreparedTables:
         self._has_control = True
 
     def prove_first(self, queue_id: str) -> None:
-        """Prove, before a drain reads, the table that it will write to, as far as it is known by now."""
+        """Before a drain reads, prove the table that it will write to, as far as it is known by then."""
         collection = first_collection(queue_id)
         name = self.of_collections([collection])[0].get(collection)
         if name is None:
@@ -163,21 +169,21 @@ class PreparedTables:
     def forget_lost(self, fence: int) -> None:
         """Forget the tables that were lost.
 
-        :param fence: of the queue that continues without what they held.
+        :param fence: the fence of the queue that continues without their records.
         """
         self._database.ask(self._forget_lost, fence)
 
     def ddl(self, tables: Sequence[Table]) -> list[str]:
-        """Return the statements that create what is missing for some tables."""
+        """Return the statements that create whatever is missing for some tables."""
         return self._database.ask(self._missing, tables)
 
     def run_ddl(self, tables: Sequence[Table]) -> None:
-        """Create what is missing for some tables, while drains run.
+        """Create whatever is missing for some tables, while drains run.
 
-        :raises SinkConfigurationError: a table cannot be a sink with these columns either.
+        :raises SinkConfigurationError: a table still cannot be a sink.
         """
         try:
-            # also after a refusal: another process may have run the same at this moment
+            # retried even after a refusal: another process may have run the same statements
             DDL_RETRY.call(
                 lambda: self._run_missing(tables),
                 worth_repeating=lambda error: isinstance(error, Poison | TryAgain | SinkError),
@@ -198,7 +204,6 @@ class PreparedTables:
             execute(connection, self._missing(connection, tables))
 
     def _check_losses(self, name: str) -> None:
-        """Make sure that the queue has lost nothing in a table that was readmitted for another queue."""
         if (queue_id := self.queue_id) is not None:
             sink = str(self._database)
             self._database.ask(check_losses, self._layout.schema, name, queue_id=queue_id, sink=sink)
@@ -212,27 +217,26 @@ class PreparedTables:
                 note_loss(connection, schema, name, record, fence=fence)
 
     def _set_up(self, table: Table) -> int:
-        """Leave a mark in a table that no sink has written to yet, and record it."""
+        """Write and record the mark of a table that no sink has written to yet."""
         try:
             return self._database.run(leave_mark, self._database.dialect, table)
-        except (NoMark, Poison, SinkRefused):  # one of the table's own rules forbids such a row
+        except (NoMark, Poison, SinkRefused):  # a rule of the table forbids such a row
             self._database.ask(note_without_mark, table)
             return 0
 
     def _fit(self, name: str, *, is_known: bool) -> Table:
-        """Make sure that a table can hold the guarantees, and describe it as it is."""
         table = self._layout.table(name)
         if not is_known:
-            self._create(partial(self._missing_table, table=table))
+            self._create(partial(missing_table, dialect=self._database.dialect, table=table))
         fitted = self._examine(table)
         if self._may_create and table.ranked:
-            # also next to a user's own table, and if the creator of the sink's table was stopped before the view
-            self._create(partial(self._missing_view, table=table))
+            # also for a user's own table, and if the table's creator was stopped before it created the view
+            self._create(partial(missing_view, dialect=self._database.dialect, table=table))
         self._tables[name] = fitted
         return fitted
 
     def _examine(self, table: Table) -> Table:
-        """Describe a table as it is.
+        """Describe a table as it is in the database.
 
         :raises SinkConfigurationError: it cannot be a sink.
         """
@@ -246,17 +250,14 @@ class PreparedTables:
         return fitted
 
     def _try_out(self, connection: Connection, table: Table) -> tuple[list[str], list[str], Table]:
-        """Return the problems of a table, the statements that would help, and the table as it is.
-
-        The trial rows are rolled back.
-        """
+        """Return a table's problems, the statements that would help, and its description. Roll back trial rows."""
         dialect = self._database.dialect
-        shape = dialect.shape(connection, table)  # first: the next batch notices what changes from here on
+        shape = dialect.shape(connection, table)  # first, so that the next batch notices later changes
         found = misfits(connection, table)
         if found.addable:
-            commands = dialect.add_columns(connection, table, found.addable)
+            commands = add_columns(connection, dialect, table, found.addable)
         else:
-            commands = dialect.create_table(connection, table)
+            commands = create_table(connection, dialect, table)
         fitted = table if found.problems else replace(measured(connection, table), shape=shape)
         problems = found.problems or dialect.problems(connection, table)
         connection.get_transaction().rollback()  # type: ignore[union-attr]
@@ -268,20 +269,10 @@ class PreparedTables:
             check_control_tables(connection, schema, sink=str(self._database))
         return missing_control(connection, self._database.dialect, schema, is_fenced=self._layout.is_fenced)
 
-    def _missing_table(self, connection: Connection, table: Table) -> Missing:
-        if inspect(connection).has_table(table.name, schema=table.schema):
-            return {}
-        return {table.name: self._database.dialect.create_table(connection, table)}
-
-    def _missing_view(self, connection: Connection, table: Table) -> Missing:
-        if inspect(connection).has_table(table.live, schema=table.schema):
-            return {}
-        return {table.live: self._database.dialect.create_table(connection, table)[-1:]}
-
     def _create(self, find: Callable[[Connection], Missing]) -> None:
-        """Create what is missing; another process may do the same at this moment.
+        """Create whatever is missing. Another process may do the same at this moment.
 
-        :param find: returns the statements that create it, by name.
+        :param find: returns the missing things.
         """
         try:
             # PostgreSQL answers a race of two CREATE … IF NOT EXISTS with one of several errors

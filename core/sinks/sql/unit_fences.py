@@ -1,53 +1,29 @@
-"""The guard ``fence`` in SQL: a row a unit, compared in the transaction of each batch.
+"""The guard ``fence`` in SQL: one row per unit, which each batch compares in its transaction.
 
-The row is changed, not only read: a transaction that changes it holds its lock to its end, on every
-database and at every isolation level. So a claim waits for the batch that is being written, and a batch that
-comes after the claim finds another fence.
+The row is changed, not only read: a transaction that changes it holds its lock until it ends, on every database and at
+every isolation level. So a claim waits for the batch that is being written, and a batch after the claim finds another
+fence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, Unicode, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.schema import CreateTable
 
 from export_queue.core.sinks.guards import Claim, needs_higher_fence, overtaken_error
 from export_queue.core.sinks.sql import tables
+from export_queue.core.sinks.sql.control_tables import unit_table
 from export_queue.core.sinks.sql.dialects import KEPT_OUT, Dialect, Poison, TryAgain
 from export_queue.core.sinks.sql.marks import note_rows
 from export_queue.core.sinks.sql.rows import Rows
-
-UNIT_TABLE = "xq_unit"
-
-
-def unit_table(schema: str | None) -> Table:
-    """Describe the table."""
-    return Table(
-        UNIT_TABLE,
-        MetaData(),
-        Column("unit", Unicode(200), primary_key=True),
-        Column("fence", BigInteger, nullable=False),
-        # changed by each batch, since some databases do not count a row whose values stay the same
-        Column("batches", BigInteger, nullable=False),
-        schema=schema,
-        mysql_engine="InnoDB",
-        mariadb_engine="InnoDB",
-        mysql_row_format="DYNAMIC",
-        mariadb_row_format="DYNAMIC",
-    )
-
-
-def create_units(connection: Connection, schema: str | None) -> str:
-    """Return the statement that creates the rows of units; their names have no letter that a collation could merge."""
-    return str(CreateTable(unit_table(schema)).compile(dialect=connection.dialect)).strip()
 
 
 def claim_units(connection: Connection, schema: str | None, claims: Sequence[Claim], sink: object) -> None:
     """Raise the fences of units.
 
-    :raises LeaseLost: one of them has a higher fence.
+    :raises LeaseLost: a unit has a higher fence.
     """
     units = unit_table(schema)
     for claim in sorted(claims):  # in one order, so that two drains cannot lock each other out
@@ -60,11 +36,10 @@ def claim_units(connection: Connection, schema: str | None, claims: Sequence[Cla
                 connection.execute(insert(units).values(unit=claim.unit, fence=claim.fence, batches=0))
             except IntegrityError as error:
                 raise TryAgain(f"another drain was the first to claim {claim.unit}") from error
-        # again as a condition: not every database locks a row that is read
-        elif (
-            connection.execute(update(units).where(mine, units.c.fence == found).values(fence=claim.fence)).rowcount
-            != 1
-        ):
+            continue
+        # compared again in the condition: not every database locks a row that is read
+        raised = update(units).where(mine, units.c.fence == found).values(fence=claim.fence)
+        if connection.execute(raised).rowcount != 1:
             raise TryAgain(f"another drain claims {claim.unit} at the same moment")
 
 
@@ -78,11 +53,11 @@ def write_under(
     claim: Claim,
     sink: object,
 ) -> int:
-    """Write rows if their unit still has this very fence.
+    """Write all rows if their unit still has the claim's fence.
 
-    :returns: how many rows there are: all of them are written.
-    :raises LeaseLost: it has another one.
-    :raises Poison: the table does not do what it is told.
+    :returns: the number of rows.
+    :raises LeaseLost: the unit has another fence.
+    :raises Poison: the table keeps a row out, or keeps a deleted one.
     """
     units = unit_table(schema)
     mine = units.c.unit == claim.unit

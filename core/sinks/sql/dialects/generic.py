@@ -1,8 +1,8 @@
-"""Any database that SQLAlchemy speaks to: portable statements, correct before quick.
+"""Any database that SQLAlchemy supports: portable statements, correct rather than fast.
 
-A row that is there is changed by an ``UPDATE`` whose own condition compares the ranks; one that is missing is
-inserted, and the primary key decides between two writers of one row: the loser repeats its transaction and
-finds the row. No guarantee here depends on an isolation level, on locks, or on how a database reads.
+An existing row is changed by an ``UPDATE`` whose condition compares the ranks. A missing row is inserted, and the
+primary key decides between two writers of one row: the loser repeats its transaction and finds the row. No guarantee
+here depends on an isolation level, on locks, or on how a database reads.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.schema import CreateTable
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
-from export_queue.core.sinks.sql.control_tables import control_tables
 from export_queue.core.sinks.sql.dialects.protocol import (
     KEPT_OUT,
     URL_OPTION,
@@ -31,6 +29,7 @@ from export_queue.core.sinks.sql.dialects.protocol import (
     judged,
 )
 from export_queue.core.sinks.sql.rows import Limits, Rows
+from export_queue.core.sinks.sql.statements import Syntax
 from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
 from export_queue.core.sinks.sql.values import as_python
 
@@ -48,20 +47,19 @@ ERRORS = ErrorTable(
     ],
 )
 Row = tuple[Any, ...]
-"""Key (a value or several), and for a table that has them a value for each column, rank and tombstone mark."""
+"""The values of the key, and for whole rows those of the columns, and of a ranked table rank and tombstone mark."""
 
 _KEY_CHARACTERS = 450
 _AT_ONCE = 400
-"""Parameters of one statement that reads; some databases take no more than a thousand."""
+"""Parameters of one reading statement; some databases allow only a thousand."""
 _HIGHEST = (1 << 63) - 1
 _TRICKY = ("a", "A", "a ", "á", "ß", "ss")
 
 
 class GenericDialect:
-    """A database of some SQLAlchemy dialect.
+    """A database of any SQLAlchemy dialect.
 
     :param url: with user, without password.
-    :param password: the password, or a function that finds it.
     """
 
     capabilities = Capabilities(batch_rows=1000, batch_bytes=8 << 20, binary_ids=False)
@@ -76,9 +74,9 @@ class GenericDialect:
                 f"a sink on {url.drivername} needs a SQLAlchemy dialect and its driver: {error}",
                 hint="URLs of other sinks are redis://host:6379/0 and, for Elasticsearch and OpenSearch, https://host:9200",
             ) from None
-        if dropped := [name for name in sorted(url.query) if not _hands_over(dialect(), url, name)]:
+        if dropped := [name for name in sorted(url.query) if not _passes_on(dialect(), url, name)]:
             raise SinkConfigurationError(
-                f"{URL_OPTION}: SQLAlchemy does not hand {', '.join(dropped)} over to the driver of {url.drivername}",
+                f"{URL_OPTION}: SQLAlchemy does not pass {', '.join(dropped)} to the driver of {url.drivername}",
                 hint="options are never ignored: correct the name, or remove it",
             )
         convert = partial(as_python, decimals=dialect.supports_native_decimal)
@@ -100,7 +98,7 @@ class GenericDialect:
         def connect(dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> Any:
             try:
                 return dialect.connect(*arguments, **parameters)
-            except TypeError as error:  # of an argument that the driver does not have
+            except TypeError as error:  # the driver has no such argument
                 raise SinkConfigurationError(f"{URL_OPTION}: {error}") from None
 
         return engine
@@ -109,39 +107,33 @@ class GenericDialect:
         return False
 
     def begin(self, connection: sa.Connection) -> None:
-        """Nothing: any transaction will do."""
+        """Do nothing: any transaction will do."""
 
     def limit_ddl(self, connection: sa.Connection) -> None:
-        """Nothing: each database has a way of its own."""
+        """Do nothing: each database has its own way."""
 
-    def create_control(self, connection: sa.Connection, schema: str | None) -> Mapping[str, str]:
-        return {table.name: _text(CreateTable(table), connection) for table in control_tables(schema)}
-
-    def create_table(self, connection: sa.Connection, table: Table) -> list[str]:
-        create = _text(CreateTable(_described(table)), connection)
-        return [create, _view(table, connection)] if table.ranked else [create]
-
-    def add_columns(self, connection: sa.Connection, table: Table, missing: Sequence[str]) -> list[str]:
-        described, compiler = (
-            _described(table),
-            connection.dialect.ddl_compiler(connection.dialect, CreateTable(_described(table))),
+    def syntax(self, connection: sa.Connection, table: Table | None = None) -> Syntax:
+        dialect, gone = connection.dialect, sa.column(DELETED, sa.Boolean())
+        compiled = sa.or_(gone.is_(None), gone == sa.false()).compile(
+            dialect=dialect, compile_kwargs={"literal_binds": True}
         )
-        name = compiler.preparer.format_table(described)
-        added = [
-            compiler.get_column_specification(sa.Column(one.name, one.type))
-            for one in described.c
-            if one.name in missing
-        ]
-        commands = [f"ALTER TABLE {name} ADD {one}" for one in added]
-        if not table.ranked:
-            return commands
-        if sa.inspect(connection).has_table(table.live, schema=table.schema):
-            live = sa.Table(table.live, sa.MetaData(), schema=table.schema)
-            commands.append(f"DROP VIEW {compiler.preparer.format_table(live)}")
-        return [*commands, _view(table, connection)]
+        types, keys = (
+            {name: dialect.type_compiler_instance.process(kind) for name, kind in kinds.items()}
+            for kinds in (_TYPES, _KEY_TYPES)
+        )
+        return Syntax(
+            dialect.identifier_preparer.quote,
+            types,
+            keys,
+            ranks=(types["integer"], types["boolean"]),
+            create_table="CREATE TABLE",
+            create_view="CREATE VIEW",
+            add_column="ADD",
+            is_live=str(compiled),
+        )
 
     def shape(self, connection: sa.Connection, table: Table) -> None:
-        """Nothing: rows are read before they are written, and are found by the key alone."""
+        """Return nothing: rows are read before they are written, and are found only by the key."""
 
     def problems(self, connection: sa.Connection, table: Table) -> list[str]:
         described, odd = _described(table), secrets.token_hex(8)
@@ -193,7 +185,7 @@ class GenericDialect:
         if missing:
             names = table.columns
             connection.execute(sa.insert(described), [dict(zip(names, row, strict=True)) for row in missing])
-            # few databases say how many rows several inserts have made
+            # few databases report how many rows several inserts have made
             written += len(missing) - len(_older(_ranks(connection, described, table, missing), table, missing))
         return written
 
@@ -217,7 +209,7 @@ class GenericDialect:
 
 
 class _IsoDate(sa.TypeDecorator[str]):
-    """A date that is text on our side."""
+    """A date that is text in Python."""
 
     impl = sa.Date
     cache_ok = True
@@ -247,28 +239,22 @@ _KEY_TYPES: Mapping[str, sa.types.TypeEngine[Any]] = {
 
 
 def _described(table: Table) -> sa.Table:
-    # no default: a row that was there before the sink has the rank NULL, which is older than all
+    # the rank is NULL in a row that is older than the sink, and counts as lower than all others
     marks = (sa.Column(RANK, sa.BigInteger()), sa.Column(DELETED, sa.Boolean())) if table.ranked else ()
-    return sa.Table(
-        table.name,
-        sa.MetaData(),
-        *(
-            sa.Column(key.name, _KEY_TYPES[key.type], primary_key=True, autoincrement=False)
-            for key in table.key.columns
-        ),
-        *(sa.Column(column.name, _TYPES[column.type]) for column in table.contents.columns),
-        *marks,
-        schema=table.schema,
-    )
+    keys = [
+        sa.Column(key.name, _KEY_TYPES[key.type], primary_key=True, autoincrement=False) for key in table.key.columns
+    ]
+    columns = [sa.Column(column.name, _TYPES[column.type]) for column in table.contents.columns]
+    return sa.Table(table.name, sa.MetaData(), *keys, *columns, *marks, schema=table.schema)
 
 
 def _at(described: sa.Table, table: Table) -> list[sa.ColumnElement[bool]]:
-    """Say which row a statement is about; its parameters are ``at_`` and the names of the key's columns."""
+    """Return the condition on a row's key; its parameters are ``at_`` and the names of the key's columns."""
     return [described.c[key] == sa.bindparam(f"at_{key}") for key in table.keys]
 
 
 def _ranks(connection: sa.Connection, described: sa.Table, table: Table, rows: Sequence[Row]) -> dict[Row, int]:
-    """Read the ranks of the rows that are there, by key; where there are none, 0."""
+    """Read the ranks of existing rows, by key; 0 in a table without ranks."""
     width = len(table.keys)
     rank: sa.ColumnElement[int] = described.c[RANK] if table.ranked else sa.literal(0)
     keys = [described.c[key] for key in table.keys]
@@ -288,17 +274,17 @@ def _ranks(connection: sa.Connection, described: sa.Table, table: Table, rows: S
 
 
 def _require_newer(now: Mapping[Row, int], table: Table, rows: Sequence[Row]) -> None:
-    """Check that the rows that could not be changed are newer by now.
+    """Check that the rows that could not be changed have become newer.
 
     :param now: ranks after the change.
-    :raises Clash: a row has gone since it was read, as a tombstone that is swept; or it cannot be changed.
+    :raises Clash: a row was removed after it was read, as swept tombstones are; or it cannot be changed.
     """
     if _older(now, table, rows):
-        raise Clash(f"a row was removed as it was about to be changed, or {KEPT_OUT}")
+        raise Clash(f"a row was removed before it could be changed, or {KEPT_OUT}")
 
 
-def _hands_over(dialect: sa.Dialect, url: sa.URL, option: str) -> bool:
-    """Tell whether a dialect makes anything of an option of a URL."""
+def _passes_on(dialect: sa.Dialect, url: sa.URL, option: str) -> bool:
+    """Return whether a dialect uses an option of a URL."""
     try:
         return dialect.create_connect_args(url) != dialect.create_connect_args(url.difference_update_query([option]))
     except (TypeError, ValueError, sa.exc.ArgumentError) as error:
@@ -306,32 +292,14 @@ def _hands_over(dialect: sa.Dialect, url: sa.URL, option: str) -> bool:
 
 
 def _older(now: Mapping[Row, int], table: Table, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that are missing, or older than they should be."""
+    """Return the rows that are missing, or have a lower rank than they should."""
     width = len(table.keys)
     return [row for row in rows if row[:width] not in now or (table.ranked and now[row[:width]] < row[-2])]
 
 
 def _probe(table: Table, text: str) -> dict[str, Any]:
-    """Make a key that no row has."""
+    """Return a key that no row has."""
     number = secrets.randbits(31)
     identity = f"{secrets.token_hex(4)}-0000-4000-8000-{secrets.token_hex(6)}"
     values = {"text": text, "integer": number, "uuid": identity, "date": "9999-12-31"}
     return {key.name: values[key.type] for key in table.key.columns}
-
-
-def _view(table: Table, connection: sa.Connection) -> str:
-    described = _described(table)
-    gone = described.c[DELETED]
-    shown = sa.select(*(described.c[name] for name in table.columns[:-2])).where(
-        sa.or_(gone.is_(None), gone == sa.false())
-    )
-    name = connection.dialect.identifier_preparer.format_table(sa.Table(table.live, sa.MetaData(), schema=table.schema))
-    return f"CREATE VIEW {name} AS\n{_text(shown, connection)}"
-
-
-def _text(statement: Any, connection: sa.Connection) -> str:
-    compiled = statement.compile(
-        dialect=connection.dialect,
-        **({} if isinstance(statement, CreateTable) else {"compile_kwargs": {"literal_binds": True}}),
-    )
-    return str(compiled).strip()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -13,8 +15,6 @@ from export_queue.core.drivers import bare_url, mysql_arguments
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.protocol import Capabilities
-from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialects import mysql_statements
 from export_queue.core.sinks.sql.dialects.protocol import (
     DDL_LOCK_SECONDS,
     URL_OPTION,
@@ -27,7 +27,8 @@ from export_queue.core.sinks.sql.dialects.protocol import (
 )
 from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.rows import Limits, Rows
-from export_queue.core.sinks.sql.tables import Table
+from export_queue.core.sinks.sql.statements import Syntax, quoted
+from export_queue.core.sinks.sql.tables import DELETED, RANK, Table
 from export_queue.core.sinks.sql.values import as_literal
 
 ERRORS = ErrorTable(
@@ -74,27 +75,90 @@ ERRORS = ErrorTable(
         ErrorRow("*", Fate.REFUSED, "password, rights, a missing table: the server's own words say what"),
     ],
 )
+SQL_MODE = "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
+"""Values that do not fit cause errors instead of being cut or replaced; a backslash escapes in a literal."""
+
+SET_UP = (
+    f"SET SESSION sql_mode = '{SQL_MODE}', SESSION time_zone = '+00:00', SESSION sql_quote_show_create = 1, "
+    "SESSION completion_type = 'NO_CHAIN', SESSION sql_big_selects = 1, SESSION sql_safe_updates = 0"
+)
+"""Run at each connection, before SQLAlchemy asks the session how names are quoted, and at each transaction: a proxy may
+lose settings of a session."""
+
+SET_LIMITS = (
+    f"{SET_UP}, SESSION innodb_lock_wait_timeout = :lock, SESSION lock_wait_timeout = :lock, "
+    "SESSION wait_timeout = :idle"
+)
+"""Run at each transaction."""
+
+SESSION = (
+    "SELECT @@sql_mode AS mode, @@character_set_client AS charset, @@character_set_connection AS connection_charset"
+)
+SERVER = "SELECT @@max_allowed_packet, @@innodb_flush_log_at_trx_commit"
+
+TABLE_ENGINE = """\
+SELECT engine FROM information_schema.tables
+ WHERE table_schema = COALESCE(:schema, database()) AND table_name = :table"""
+
+COLLATIONS = """\
+SELECT column_name AS name, character_set_name AS charset, collation_name AS collation
+  FROM information_schema.columns
+ WHERE table_schema = COALESCE(:schema, database()) AND table_name = :table AND collation_name IS NOT NULL"""
+
+CUT_KEYS = """\
+SELECT column_name AS name FROM information_schema.statistics
+ WHERE table_schema = COALESCE(:schema, database()) AND table_name = :table
+   AND index_name = 'PRIMARY' AND sub_part IS NOT NULL"""
+"""Columns of which the primary key contains only the first characters."""
+
+SHAPE = """\
+SELECT 'column', column_name, column_type, collation_name FROM information_schema.columns
+ WHERE table_schema = COALESCE(:schema, database()) AND table_name = :table
+ UNION ALL
+SELECT index_name, column_name, seq_in_index, sub_part FROM information_schema.statistics
+ WHERE table_schema = COALESCE(:schema, database()) AND table_name = :table AND non_unique = 0"""
+"""What decides which row an upsert finds, and which values its columns take."""
+
+KEY_CHARACTERS = 768
+"""Characters of four bytes that an index of InnoDB can hold."""
+_OTHER_KEYS = 10
+"""Characters that a key column takes if it is not text."""
+
+_quoted = partial(quoted, quote="`")
+_SYNTAX = Syntax(
+    _quoted,
+    {
+        "text": "longtext",
+        "integer": "bigint",
+        "real": "double",
+        "numeric": "decimal(65, 30)",
+        "timestamp": "datetime(6)",
+    },
+    {"integer": "bigint", "uuid": "char(36) CHARACTER SET ascii COLLATE ascii_bin", "date": "date"},
+    # other row formats have no room for such keys in an index
+    options=" ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4",
+)
+
 _FULL, _NOT_CREATED = 1114, 1005
 _NO_ROOM = re.compile(r"errno: (28|135)\b")
-"""Why a table was not created: no space on the device, no room among the tables."""
+"""Reasons why a table was not created: the device, or the set of tables, is full."""
 _GRACE_SECONDS = 5.0
-"""Seconds that an answer may be late: the server gives up first, and its error says on which lock or statement."""
+"""Seconds that an answer may be late: the server stops waiting first, and its error names the lock or statement."""
 _STATEMENT_BYTES = 1 << 20
 _SLACK = 1 << 10
-"""Bytes that a statement has beside its rows and its names."""
+"""Bytes of a statement besides its rows and names."""
 
 
 class MySqlDialect:
     """A database of a MySQL or MariaDB server.
 
-    :param url: its password does not count.
-    :param password: the password, or a function that finds it.
+    :param url: its password is ignored.
     :param timeout: seconds to wait for a lock and for an answer.
     """
 
     name = "mysql"
     capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
-    limits = Limits(id_bytes=4 * mysql_statements.KEY_CHARACTERS, convert=as_literal, encoded=True)
+    limits = Limits(id_bytes=4 * KEY_CHARACTERS, convert=as_literal, encoded=True)
     locks_reads = True
     driver_error: type[Exception] = pymysql.Error
 
@@ -111,7 +175,7 @@ class MySqlDialect:
     def engine(self) -> Engine:
         settings = {
             "charset": "utf8mb4",
-            "client_flag": 0,  # rows that are only found are not counted
+            "client_flag": 0,  # count changed rows, not rows found
             "connect_timeout": 10,
             "read_timeout": self._timeout + _GRACE_SECONDS,
             "write_timeout": self._timeout + _GRACE_SECONDS,
@@ -122,31 +186,31 @@ class MySqlDialect:
             hide_parameters=True,
             pool_size=2,
             max_overflow=2,
-            pool_recycle=self._timeout / 2,  # before the server ends a session for its idleness
+            pool_recycle=self._timeout / 2,  # before the server ends an idle session
             connect_args={**settings, **self._arguments},
         )
 
-        give_password(engine, self._password, encoding="utf-8")  # PyMySQL's own choice is latin1
+        give_password(engine, self._password, encoding="utf-8")  # PyMySQL would use latin1
 
-        # insert: before SQLAlchemy learns how names are quoted, and after an init_command of the user's
+        # insert=True: before SQLAlchemy asks how names are quoted, and after a user's init_command
         @event.listens_for(engine, "connect", insert=True)
         def set_up(connection: Any, record: Any) -> None:
             with connection.cursor() as cursor:
-                cursor.execute(mysql_statements.SET_UP)
-                cursor.execute(mysql_statements.SERVER)
+                cursor.execute(SET_UP)
+                cursor.execute(SERVER)
                 record.info["packet"], record.info["flush"] = map(int, cursor.fetchone())
 
         return engine
 
     def folds_names(self, connection: Connection) -> bool:
-        return bool(connection.exec_driver_sql(mysql_statements.FOLDS).scalar())
+        return bool(connection.exec_driver_sql("SELECT @@lower_case_table_names").scalar())
 
     def begin(self, connection: Connection) -> None:
-        """Be strict, wait for locks no longer than wanted, and keep none for ever if this process stands still.
+        """Set strict mode and limit all waits, so that a stopped process does not keep its locks.
 
         :raises SinkConfigurationError: the server acknowledges commits before they are on its disk.
         """
-        if (flush := connection.info["flush"]) != 1:  # a setting of the whole server, which no session can change
+        if (flush := connection.info["flush"]) != 1:  # a session cannot change this setting
             raise SinkConfigurationError(
                 f"{self.server} acknowledges commits before they are on its disk: expected"
                 f" innodb_flush_log_at_trx_commit 1, found {flush}",
@@ -154,28 +218,29 @@ class MySqlDialect:
                 " soon as the sink has acknowledged them",
             )
         seconds = max(1, int(self._timeout))
-        connection.execute(text(mysql_statements.SET_LIMITS), {"lock": seconds, "idle": seconds})
+        connection.execute(text(SET_LIMITS), {"lock": seconds, "idle": seconds})
 
     def limit_ddl(self, connection: Connection) -> None:
-        connection.execute(text(mysql_statements.LIMIT_LOCKS), {"lock": DDL_LOCK_SECONDS})
+        connection.execute(text("SET SESSION lock_wait_timeout = :lock"), {"lock": DDL_LOCK_SECONDS})
 
-    def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
-        return statements.create_control(schema, _syntax(connection))
-
-    def create_table(self, connection: Connection, table: Table) -> list[str]:
-        return statements.create_table(table, _syntax(connection, table))
-
-    def add_columns(self, connection: Connection, table: Table, missing: Sequence[str]) -> list[str]:
-        return statements.add_columns(table, _syntax(connection, table), missing)
+    def syntax(self, connection: Connection, table: Table | None = None) -> Syntax:
+        # all text columns of the key share what its index can hold
+        texts = sum(key.type == "text" for key in table.key.columns) if table else 1
+        others = len(table.key.columns) - texts if table else 0
+        characters = (KEY_CHARACTERS - _OTHER_KEYS * others) // max(1, texts)
+        is_mariadb = getattr(connection.dialect, "is_mariadb", False)
+        unpadded = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
+        key = f"varchar({characters}) CHARACTER SET utf8mb4 COLLATE {unpadded}"
+        return replace(_SYNTAX, key_types={**_SYNTAX.key_types, "text": key})
 
     def shape(self, connection: Connection, table: Table) -> Sequence[Any]:
-        # all unique keys, too: any of them may decide which row is updated
-        found = connection.execute(text(mysql_statements.SHAPE), {"schema": table.schema, "table": table.name})
+        # including all unique keys: any of them may decide which row is updated
+        found = connection.execute(text(SHAPE), {"schema": table.schema, "table": table.name})
         return sorted(map(str, found))
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
         where = {"schema": table.schema, "table": table.name}
-        session = connection.execute(text(mysql_statements.SESSION)).one()
+        session = connection.execute(text(SESSION)).one()
         problems: list[str] = []
         if "STRICT_ALL_TABLES" not in session.mode or "NO_BACKSLASH_ESCAPES" in session.mode:
             problems.append(f"the session's sql_mode is {session.mode}, though it was set to be strict")
@@ -184,39 +249,37 @@ class MySqlDialect:
         isolation = connection.get_isolation_level()
         if isolation != "READ COMMITTED":
             problems.append(f"the session's isolation level is {isolation}, though it was set to READ COMMITTED")
-        engine = connection.execute(text(mysql_statements.TABLE_ENGINE), where).scalar()
+        engine = connection.execute(text(TABLE_ENGINE), where).scalar()
         if str(engine).lower() != "innodb":
             problems.append(f"its engine is {engine}: expected InnoDB, which has transactions")
         written = {*table.keys, *(column.name for column in table.contents.columns)}
-        collations = {row.name: row for row in connection.execute(text(mysql_statements.COLLATIONS), where)}
+        collations = {row.name: row for row in connection.execute(text(COLLATIONS), where)}
         problems += [
             f"column {name} has the character set {found.charset}, which does not hold all text: expected utf8mb4"
             for name, found in collations.items()
             if name in written and not found.charset.startswith("utf8mb4") and not _is_uuid(table, name)
         ]
-        # only bytewise collations without padding: with others 'a', 'A' and 'a ' are one id
+        # only bytewise collations without padding: others treat 'a', 'A' and 'a ' as one id
         exact = ("_nopad_bin", "_0900_bin")
         problems += merging(
             table, {name: row.collation for name, row in collations.items() if not row.collation.endswith(exact)}
         )
-        cut = [row.name for row in connection.execute(text(mysql_statements.CUT_KEYS), where)]
+        cut = [row.name for row in connection.execute(text(CUT_KEYS), where)]
         if cut:
-            problems.append(f"the primary key takes only the beginning of {', '.join(cut)}")
+            problems.append(f"the primary key contains only the beginning of {', '.join(cut)}")
         return problems
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
-        # in the order of the rows, in which their locks are taken
+        # locks are taken in the order of the rows
         driver: Any = connection.connection.driver_connection
-        syntax = _syntax(connection)
-        head = mysql_statements.insert_into(table, syntax).encode()
-        tail = mysql_statements.where_newer(table, syntax).encode()
+        head, tail = _insert_into(table).encode(), _where_newer(table).encode()
         longest = connection.info["packet"] - len(head) - len(tail) - _SLACK
         written = 0
         for part in _parts(rows.columns(table), longest):
             changed = driver.query(head + b",\n".join(part) + tail)
             written += _written(changed, driver._result.message, len(part))
         require_shape(self, connection, table)
-        # a row that is what it was before does not count, and none is kept out without an error
+        # an unchanged row is not counted, and no row is kept out without an error
         return written if table.ranked else len(rows)
 
     def held(self, connection: Connection, table: Table, rows: Rows) -> int:
@@ -227,7 +290,7 @@ class MySqlDialect:
 
     def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
         driver: Any = connection.connection.driver_connection
-        head = mysql_statements.delete_from(table, _syntax(connection)).encode()
+        head = _delete_from(table).encode()
         gone = 0
         for part in _parts(rows.keys, connection.info["packet"] - len(head) - _SLACK):
             gone += driver.query(head + b",\n".join(part) + b")")
@@ -235,13 +298,13 @@ class MySqlDialect:
         return len(list(self._read(connection, table, rows))) if gone < len(rows) else 0
 
     def _read(self, connection: Connection, table: Table, rows: Rows) -> Iterator[Sequence[Any]]:
-        """Read the rows of keys: their keys, and their ranks, or 0 where a table has none."""
-        head = mysql_statements.select_keys(table, _syntax(connection))
+        """Read keys and ranks of existing rows; the rank is 0 in a table without ranks."""
+        head = _select_keys(table)
         for part in _parts(rows.keys, connection.info["packet"] - len(head) - _SLACK):
             yield from connection.exec_driver_sql((head + b",\n".join(part).decode() + ")").replace("%", "%%"))
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
-        # numbers of the client itself, and none, mean a lost connection
+        # the client's own error numbers, and a missing number, mean a lost connection
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         words = f"{code}: {error.args[1]}" if len(error.args) > 1 else str(error)
         if code == _NOT_CREATED and _NO_ROOM.search(words):
@@ -252,8 +315,40 @@ class MySqlDialect:
         return judged(ERRORS.find("no answer" if lost else str(code)), words, self.server)
 
 
-def _syntax(connection: Connection, table: Table | None = None) -> statements.Syntax:
-    return mysql_statements.syntax(table, is_mariadb=bool(getattr(connection.dialect, "is_mariadb", False)))
+def _insert_into(table: Table) -> str:
+    """Return the beginning of the guarded upsert; rows in parentheses follow, then :func:`_where_newer`."""
+    return f"INSERT INTO {_SYNTAX.name(table)} ({', '.join(map(_quoted, table.columns))}) VALUES\n"
+
+
+def _delete_from(table: Table) -> str:
+    """Return the beginning of a delete; keys in parentheses follow, then a closing parenthesis."""
+    return f"DELETE FROM {_SYNTAX.name(table)} WHERE ({', '.join(map(_quoted, table.keys))}) IN (\n"
+
+
+def _select_keys(table: Table) -> str:
+    """Return the beginning of a query of keys and ranks; keys in parentheses follow, then a closing parenthesis.
+
+    The rank is NULL in a row that is older than the sink, and counts as lower than all others.
+    """
+    keys = ", ".join(map(_quoted, table.keys))
+    rank = f"COALESCE({_quoted(RANK)}, -1)" if table.ranked else "0"
+    return f"SELECT {keys}, {rank} FROM {_SYNTAX.name(table)} WHERE ({keys}) IN (\n"
+
+
+def _where_newer(table: Table) -> str:
+    """Return the end of the guarded upsert; a table without ranks takes every row.
+
+    Assignments run in order, and each sees those before it. The rank, which decides all of them, comes last.
+    """
+    if not table.ranked:
+        plain = [_quoted(column.name) for column in table.contents.columns]
+        return "\nON DUPLICATE KEY UPDATE\n" + ",\n".join(f"{name} = VALUES({name})" for name in plain)
+    rank = _quoted(RANK)
+    newer = f"COALESCE({rank}, -1) < VALUES({rank})"
+    guarded = [*(column.name for column in table.contents.columns), DELETED]
+    changes = [f"{name} = IF({newer}, VALUES({name}), {name})" for name in map(_quoted, guarded)]
+    changes.append(f"{rank} = GREATEST(COALESCE({rank}, -1), VALUES({rank}))")
+    return "\nON DUPLICATE KEY UPDATE\n" + ",\n".join(changes)
 
 
 def _is_uuid(table: Table, name: str) -> bool:
@@ -261,7 +356,7 @@ def _is_uuid(table: Table, name: str) -> bool:
 
 
 def _parts(columns: Sequence[Sequence[Any]], longest: int) -> Iterator[list[bytes]]:
-    """Write rows as SQL, in parts that are statements of a good size, and none that the server refuses."""
+    """Write rows as SQL, in parts that make statements of a good size, below the server's limit."""
     form = b"(" + b",".join([b"%s"] * len(columns)) + b")"
     rows = [form % row for row in zip(*map(_literals, columns), strict=True)]
     sizes = list(map(len, rows))
@@ -298,7 +393,7 @@ def _literal(value: Any) -> bytes:
 
 
 def _escaped(texts: Sequence[bytes]) -> Sequence[bytes]:
-    """Escape texts of UTF-8 without NUL, in one go: most have nothing to escape."""
+    """Escape UTF-8 texts without NUL all at once: most need no escaping."""
     together = b"\0".join(texts)
     if b"\\" not in together and b"'" not in together:
         return texts
@@ -306,7 +401,7 @@ def _escaped(texts: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def _spelled(key: Sequence[Any]) -> tuple[str, ...]:
-    """Write the values of a key in the one way that they have as text, whatever types the driver gives them."""
+    """Return the values of a key as text, whatever types the driver returns."""
     return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in key)
 
 
@@ -317,5 +412,7 @@ def _written(changed: int, message: bytes | None, rows: int) -> int:
     # "Records: 3  Duplicates: 1  Warnings: 0", in the server's language; duplicates are the updated rows
     numbers = re.findall(rb"\d+", message or b"")
     if len(numbers) < 3:
-        raise SinkConfigurationError("the server, or a proxy before it, does not say how many rows a statement updated")
+        raise SinkConfigurationError(
+            "the server, or a proxy before it, does not report how many rows a statement updated"
+        )
     return changed - int(numbers[1])

@@ -32,15 +32,15 @@ from export_queue.core.sinks.sql.tables import Table
 from export_queue.core.sinks.sql.values import as_text
 
 _MERGING_ENCODINGS = ("EUC_JP",)
-"""Of the server's encodings, those in which two characters become one; what the others lack they refuse."""
+"""Server encodings that store two characters as one. The other encodings refuse what they lack."""
 _GRACE_SECONDS = 5.0
 """Seconds after a statement's time limit at which the server counts as hanging."""
 _FIRST_MERGE = 150000
-"""The first server that knows MERGE."""
+"""The first server version with MERGE."""
 _NEXT_WAY = (psycopg.errors.UniqueViolation, psycopg.errors.FeatureNotSupported)
-"""Errors after which the next statement may do it; servers that only speak the protocol may know no MERGE."""
+"""Errors after which the next statement may succeed; servers that only share the protocol may lack MERGE."""
 _KINDS: Mapping[type, Any] = {int: BigintArray, bool: BooleanArray}
-"""Arrays of what is no text; no column of theirs has a null."""
+"""Arrays of values that are not text; their columns contain no null."""
 
 ERRORS = ErrorTable(
     "PostgreSQL",
@@ -75,26 +75,25 @@ ERRORS = ErrorTable(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A table as it was looked at."""
+    """A table as it was examined."""
 
     columns: tuple[tuple[Any, ...], ...]
     types: Mapping[str, str]
-    """Of each column, to which its text is cast."""
+    """The type to which each column's text is cast."""
     is_plain: bool
-    """Whether nothing but constraints stands between a statement and the table's rows."""
+    """Whether a statement on the table's rows meets nothing but constraints."""
 
 
 class PostgresDialect:
     """A database of a PostgreSQL server.
 
-    :param url: its password does not count.
-    :param password: the password, or a function that finds it.
+    :param url: its password is ignored.
     :param timeout: seconds that a statement may take, and that an answer may be late.
     """
 
     name = "postgresql"
     capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
-    limits = Limits(id_bytes=2600, convert=as_text, encoded=True)  # a row of a B-tree has 2704 bytes at most
+    limits = Limits(id_bytes=2600, convert=as_text, encoded=True)  # a B-tree row holds at most 2704 bytes
     locks_reads = True
     driver_error: type[Exception] = psycopg.Error
 
@@ -117,7 +116,7 @@ class PostgresDialect:
             "keepalives_interval": 10,
             "keepalives_count": 3,
             "tcp_user_timeout": int(self._timeout * 1000),
-            "prepare_threshold": None,  # poolers hand sessions around
+            "prepare_threshold": None,  # poolers share sessions between clients
         }
         engine = create_engine(
             self._url,
@@ -125,8 +124,8 @@ class PostgresDialect:
             hide_parameters=True,
             pool_size=2,
             max_overflow=2,
-            # Arrays of texts go out in UTF-8 as they are, whatever encoding the role asks for. Text that the
-            # database cannot hold is its own error, about one row.
+            # Arrays of texts are sent in UTF-8, whatever encoding the role asks for. The database itself reports text
+            # that it cannot hold, for one row.
             connect_args={**settings, **self._arguments, "client_encoding": "UTF8"},
         )
 
@@ -151,14 +150,8 @@ class PostgresDialect:
     def limit_ddl(self, connection: Connection) -> None:
         connection.execute(text(statements.LIMIT_LOCKS), {"lock": f"{DDL_LOCK_SECONDS}s"})
 
-    def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
-        return statements.create_control(schema, statements.POSTGRESQL)
-
-    def create_table(self, connection: Connection, table: Table) -> list[str]:
-        return statements.create_table(table, statements.POSTGRESQL)
-
-    def add_columns(self, connection: Connection, table: Table, missing: Sequence[str]) -> list[str]:
-        return statements.add_columns(table, statements.POSTGRESQL, missing)
+    def syntax(self, connection: Connection, table: Table | None = None) -> statements.Syntax:
+        return statements.POSTGRESQL
 
     def shape(self, connection: Connection, table: Table) -> Shape:
         name = statements.POSTGRESQL.name(table)
@@ -174,27 +167,27 @@ class PostgresDialect:
         for part in connection.execute(text(statements.ODD_TABLES_POSTGRESQL), name):
             if part.is_lost_in_crash:
                 problems.append(
-                    f"{part.name} is UNLOGGED or temporary: a crash of the server empties it, after entries have left"
+                    f"{part.name} is UNLOGGED or temporary: a server crash empties it, after entries have left"
                     " the queue; ALTER TABLE … SET LOGGED"
                 )
             if part.is_deferrable:
-                problems.append(f"the primary key of {part.name} is DEFERRABLE: no upsert can use it")
+                problems.append(f"the primary key of {part.name} is DEFERRABLE: upserts cannot use it")
             if part.exclusions:
                 problems.append(
                     f"exclusion constraints ({part.exclusions}): two records may exclude each other for a moment"
                 )
             if part.encoding in _MERGING_ENCODINGS:
                 problems.append(
-                    f"the database has the encoding {part.encoding}, which takes different characters for one:"
+                    f"the database has the encoding {part.encoding}, which treats different characters as one:"
                     " expected UTF8"
                 )
         return problems
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Give the rows in their order, which is the order in which their locks are taken.
+        """Pass the rows in order of their keys, which is the order in which their locks are taken.
 
-        MERGE costs less than ``ON CONFLICT``, which inserts before it looks. Two statements may both find a key
-        missing: the one whose insert comes second is repeated in the other way.
+        MERGE costs less than ``ON CONFLICT``, which inserts before it searches. Two statements may both find a key
+        missing: the one that inserts second is repeated with ``ON CONFLICT``.
         """
         types = table.shape.types
         ways = [statements.upsert_arrays(table, types)]
@@ -203,10 +196,10 @@ class PostgresDialect:
         return self._write(connection, table, _arrays(rows.columns(table)), *ways)
 
     def held(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Compare the table with the rows, unless its shape says enough.
+        """Compare the table with the rows, unless its shape makes that unnecessary.
 
-        What a MERGE does not write into a plain table is not newer: nothing else keeps a row out without an error. Rows
-        are counted all the same after a statement for other tables, whose triggers, policies and partitions may.
+        A row that MERGE does not write into a plain table is not newer: nothing else keeps it out without an error. In
+        other tables, triggers, policies and partitions may keep rows out, so the rows are counted.
         """
         if _merges(connection, table):
             return len(rows)
@@ -222,7 +215,7 @@ class PostgresDialect:
         return 0 if gone == len(rows) or table.shape.is_plain else self.held(connection, table, rows)
 
     def _write(self, connection: Connection, table: Table, arrays: Sequence[Any], *ways: str) -> int:
-        """Run the first statement that can do it, and return how many rows it wrote."""
+        """Run the statements until one succeeds, and return how many rows it wrote."""
         driver, written = _driver(connection), 0
         with driver.cursor() as cursor:
             cursor.execute((statements.BY_ARRAY if _merges(connection, table) else b"") + statements.SAVE)
@@ -235,16 +228,15 @@ class PostgresDialect:
                         raise
                     cursor.execute(statements.BACK)
                     if way == ways[-1] or not isinstance(error, _NEXT_WAY):
-                        require_shape(self, connection, table)  # a type that was changed is no fault of a row
+                        require_shape(self, connection, table)  # an altered type is not the fault of a row
                         raise
         require_shape(self, connection, table)
         return written
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
-        # without a SQLSTATE the connection failed
         code = getattr(error, "sqlstate", None)
         primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-        # the detail is left out: it repeats the row
+        # the detail is left out, since it repeats the row
         words = f"{code}: {primary or error}" if code else str(error).strip()
         return judged(ERRORS.find(code or _without_code(error)), words, self.server)
 
@@ -256,10 +248,10 @@ def _driver(connection: Connection) -> psycopg.Connection[Any]:
 
 
 def _merges(connection: Connection, table: Table) -> bool:
-    """Tell whether MERGE does what ``ON CONFLICT`` does, and counts as exactly.
+    """Return whether MERGE does what ``ON CONFLICT`` does, and counts as exactly.
 
-    A row that a trigger keeps out counts as written in some releases, rules are refused, and rows of inherited tables
-    would be found.
+    In some releases MERGE counts a row that a trigger keeps out as written. It refuses rules, and would find rows of
+    inherited tables.
     """
     return bool(table.shape.is_plain) and _driver(connection).info.server_version >= _FIRST_MERGE
 
@@ -269,7 +261,6 @@ def _arrays(columns: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def _without_code(error: Exception) -> str:
-    if isinstance(error, psycopg.DataError):  # of the driver itself
+    if isinstance(error, psycopg.DataError):  # raised by the driver itself
         return "not data"
-    lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return "no answer" if lost else ""
+    return "no answer" if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else ""

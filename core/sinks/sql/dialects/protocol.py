@@ -1,8 +1,8 @@
-"""What every dialect of the SQL sink does, and what its errors mean."""
+"""The interface of the SQL sink's dialects, and the meaning of their errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, event
@@ -11,40 +11,39 @@ from export_queue.core.errors import ExportQueueError
 from export_queue.core.sinks.error_table import ErrorRow, Fate
 from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql.rows import Limits, Rows
+from export_queue.core.sinks.sql.statements import Syntax
 from export_queue.core.sinks.sql.tables import Table
 
 Password = str | Callable[[], str] | None
-"""A password, or a function that finds it, called at each new connection."""
-
+"""A password, or a function that returns it, called for each new connection."""
 
 URL_OPTION = "url of the SQL sink"
-"""What errors call the URL."""
+"""The name of the URL in errors."""
 DDL_LOCK_SECONDS = 2
-"""How long a change of a table waits for those that use the table."""
+"""How long a change of a table waits for the table's users."""
 KEPT_OUT = "the table holds neither this row nor a newer one: a trigger or a rule keeps it out"
-"""Why a row is rejected that met no error and is not there."""
+"""Why a row is rejected that caused no error and is not in the table."""
 
 
 class Poison(Exception):
-    """The database can never take a row of the batch; the text is its own."""
+    """The database can never take a row of the batch. The text is the database's own."""
 
 
 class TryAgain(Exception):
-    """The database gave this transaction up in favour of another: it may simply be repeated."""
+    """The database aborted this transaction in favour of another one. It may simply be repeated."""
 
 
 class Clash(TryAgain):
     """A row broke a rule of its table.
 
-    If another writer inserted the same key first, a repetition helps; any other constraint refuses the row for good.
+    If another writer inserted the same key first, a repetition helps. Any other constraint refuses the row permanently.
     """
 
 
 def judged(row: ErrorRow, words: str, server: str) -> ExportQueueError | Poison | TryAgain:
-    """Say what an error means, by its row of the database's table.
+    """Return the meaning of an error, given its row of the database's table.
 
     :param words: the database's own message.
-    :param server: the name of the server in messages.
     """
     if row.fate is Fate.REJECTED:
         return Poison(words)
@@ -54,9 +53,9 @@ def judged(row: ErrorRow, words: str, server: str) -> ExportQueueError | Poison 
 
 
 def give_password(engine: Engine, password: Password, *, encoding: str | None = None) -> None:
-    """Look the password up at each new connection of an engine; it is no part of the URL.
+    """Ask for the password at each new connection of an engine; the URL does not contain it.
 
-    :param encoding: how the password is encoded, where the driver would choose another one than the server reads.
+    :param encoding: how to encode the password, if the driver would choose another encoding than the server.
     """
 
     @event.listens_for(engine, "do_connect")
@@ -67,15 +66,15 @@ def give_password(engine: Engine, password: Password, *, encoding: str | None = 
 
 
 class SchemaChanged(Exception):
-    """A table was altered since it was examined. This transaction wrote nothing; the table must be examined again."""
+    """A table was altered after it was examined. The transaction wrote nothing; the table must be examined again."""
 
 
 class Dialect(Protocol):
-    """A database of one kind."""
+    """One kind of database."""
 
     name: str
     server: str
-    """Its name in messages: host and port, or the file."""
+    """The server's name in messages: host and port, or the file."""
     capabilities: Capabilities
     limits: Limits
     locks_reads: bool
@@ -83,57 +82,51 @@ class Dialect(Protocol):
     driver_error: type[Exception]
 
     def engine(self) -> Engine:
-        """Make the engine; it connects at its first use."""
+        """Return an engine, which connects at its first use."""
 
     def folds_names(self, connection: Connection) -> bool:
         """Return whether names that differ only by case name one table."""
 
     def begin(self, connection: Connection) -> None:
-        """Prepare a transaction that is going to write."""
+        """Prepare a transaction that will write."""
 
     def limit_ddl(self, connection: Connection) -> None:
-        """Let an open transaction wait only shortly for tables: others queue after it."""
+        """Limit how long an open transaction waits for tables, since others queue behind it."""
 
-    def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
-        """Return the statements that create the control tables, by table, in order."""
-
-    def create_table(self, connection: Connection, table: Table) -> list[str]:
-        """Return the statements that create a table; the last one creates its view, if it has ranks."""
-
-    def add_columns(self, connection: Connection, table: Table, missing: Sequence[str]) -> list[str]:
-        """Return the statements that give a table the columns that it lacks, and a view that shows them."""
+    def syntax(self, connection: Connection, table: Table | None = None) -> Syntax:
+        """Return how the database writes common statements; types of key columns may depend on the table."""
 
     def shape(self, connection: Connection, table: Table) -> Any:
-        """Read what a table's writes depend on: columns and their types, and what leads an upsert to a row."""
+        """Read what writes to a table depend on: columns, their types, and how an upsert finds a row."""
 
     def problems(self, connection: Connection, table: Table) -> list[str]:
-        """Find problems of a table that only this kind of database has; the transaction is rolled back."""
+        """Return a table's problems that are specific to this kind of database. The caller rolls back."""
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Write rows where they are newer; return how many were.
+        """Write the rows that are newer than those in the table, and return their number.
 
-        Into a table without ranks all of them are written.
+        A table without ranks takes all rows.
 
-        :raises SchemaChanged: the table has another shape than its description says.
+        :raises SchemaChanged: the table's shape has changed since it was described.
         """
 
     def held(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Count the rows that the table holds as they are or newer, in the transaction that wrote them."""
+        """Count the rows that the table holds at the same rank or newer, in the transaction that wrote them."""
 
     def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Delete rows, at least one, by their keys from a table without ranks; return how many are left.
+        """Delete one or more rows from a table without ranks; return how many of them are still in it.
 
-        :raises SchemaChanged: as of :meth:`upsert`.
+        :raises SchemaChanged: as in :meth:`upsert`.
         """
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
-        """Return what an error of the driver means."""
+        """Return the meaning of an error of the driver."""
 
 
 def require_shape(dialect: Dialect, connection: Connection, table: Table) -> None:
-    """Compare a table with its description. From its first change of a row to its end, a transaction keeps the table.
+    """Compare a table with its description, after a change of a row: from then on the transaction holds the table.
 
-    :raises SchemaChanged: it was altered since it was examined.
+    :raises SchemaChanged: the table was altered after it was examined.
     """
     if table.shape is not None and dialect.shape(connection, table) != table.shape:
         raise SchemaChanged(f"table {table} was altered")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
@@ -47,7 +46,6 @@ ERRORS = ErrorTable(
 class SqliteDialect:
     """A database file.
 
-    :param url: ``sqlite:///path``.
     :param timeout: seconds to wait for another writer.
     """
 
@@ -64,7 +62,7 @@ class SqliteDialect:
             )
         path = Path(url.database).absolute()
         if not path.parent.is_dir():
-            raise SinkConfigurationError(f"SQLite file {path}: there is no folder {path.parent}")
+            raise SinkConfigurationError(f"SQLite file {path}: the folder {path.parent} does not exist")
         self.server = f"SQLite file {path}"
         self._url = url
         self._timeout = timeout
@@ -74,14 +72,14 @@ class SqliteDialect:
 
         @event.listens_for(engine, "connect")
         def configure(connection: sqlite3.Connection, _: Any) -> None:
-            connection.isolation_level = None  # the driver begins nothing by itself
-            # FULL does not sync the folder after the journal is deleted: a power cut would bring the journal back, and
-            # with it the state before the last commit
+            connection.isolation_level = None  # the driver begins no transaction itself
+            # FULL does not sync the folder after the journal is deleted: after a power cut the journal could come back,
+            # and with it the state before the last commit
             connection.execute("PRAGMA synchronous = EXTRA")
 
         @event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:
-            # the write lock at once: one that is asked for after a read may be refused for good
+            # take the write lock at once: a request for it after a read may be refused permanently
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
         return engine
@@ -90,20 +88,13 @@ class SqliteDialect:
         return True
 
     def begin(self, connection: Connection) -> None:
-        """Nothing: the transaction has begun as one that writes."""
+        """Do nothing: the transaction has begun as a writing one."""
 
     def limit_ddl(self, connection: Connection) -> None:
-        """Nothing: the transaction has the file by now."""
+        """Do nothing: the transaction already holds the file."""
 
-    def create_control(self, connection: Connection, schema: str | None) -> Mapping[str, str]:
-        return statements.create_control(schema, statements.SQLITE)
-
-    def create_table(self, connection: Connection, table: Table) -> list[str]:
-        return statements.create_table(table, statements.SQLITE)
-
-    def add_columns(self, connection: Connection, table: Table, missing: Sequence[str]) -> list[str]:
-        has_view = inspect(connection).has_table(table.live)
-        return statements.add_columns(table, statements.SQLITE, missing, has_view=has_view)
+    def syntax(self, connection: Connection, table: Table | None = None) -> statements.Syntax:
+        return statements.SQLITE
 
     def shape(self, connection: Connection, table: Table) -> Any:
         return connection.execute(text(statements.SHAPE_SQLITE), {"table": table.name}).scalar()
@@ -115,26 +106,23 @@ class SqliteDialect:
         return merging(table, {row.name: row.coll for row in found})
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, sqlite3.Connection)
+        driver = _driver(connection)
         columns = rows.columns(table)
         if table.ranked:
-            # the driver looks for an adapter of every bool
+            # for each bool the driver would search for an adapter
             columns = (*columns[:-1], list(map(int, rows.deleted)))
         written = driver.executemany(statements.upsert_values(table), zip(*columns, strict=True)).rowcount
         require_shape(self, connection, table)
         return written
 
     def held(self, connection: Connection, table: Table, rows: Rows) -> int:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, sqlite3.Connection)
+        driver = _driver(connection)
         find, ranks = statements.find_value(table), (rows.ranks,) if table.ranked else ()
         wanted = zip(*rows.keys, *ranks, strict=True)
         return sum(driver.execute(find, one).fetchone() is not None for one in wanted)
 
     def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, sqlite3.Connection)
+        driver = _driver(connection)
         gone = driver.executemany(statements.delete_values(table), zip(*rows.keys, strict=True)).rowcount
         require_shape(self, connection, table)
         return 0 if gone == len(rows) else self.held(connection, table, rows)
@@ -142,3 +130,9 @@ class SqliteDialect:
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         code = getattr(error, "sqlite_errorname", "")
         return judged(ERRORS.find(code), f"{code}: {error}" if code else str(error), self.server)
+
+
+def _driver(connection: Connection) -> sqlite3.Connection:
+    found = connection.connection.driver_connection
+    assert isinstance(found, sqlite3.Connection)
+    return found
