@@ -28,7 +28,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.ABORTED: frozenset(),
     State.UNKNOWN: frozenset(),
 }
-"""Every step that a transaction can take; ``docs/transactions.md`` draws them."""
+"""Every step that a transaction can take; ``docs/transaction-ids.md`` draws them."""
 
 OPEN = frozenset({State.NEW, State.IN_PROGRESS})
 """The states in which it may be worked with."""

@@ -1,4 +1,4 @@
-"""The state diagrams of the page about transactions are those of the code: no state or step more, none less.
+"""The state diagrams of the page about transaction ids are those of the code: no state or step more, none less.
 
 What the process sees is compared with the table of steps that the code checks itself against. What becomes of an id
 in the store is played: one scenario at least for each arrow, and no scenario without its arrow.
@@ -24,7 +24,7 @@ from export_queue.core.transactions.states import TRANSITIONS, State
 
 EVERY_WAY = True
 
-PAGE = (Path(__file__).parents[2] / "docs" / "transactions.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "transaction-ids.md").read_text()
 START = "[*]"
 Edge = tuple[str, str]
 

@@ -174,8 +174,6 @@ def test_pages_examples_and_demo_import_from_the_face(file: Path) -> None:
     text = file.read_text("utf-8")
     if file.name == "CONTRIBUTING.md":  # its map names the folders
         text = text.replace("| `core/` | `export_queue.core` |", "")
-    if file.name == "timeline.md":  # it explains a room that has nothing for users yet
-        text = text.replace("from export_queue.core.timeline import", "")
     assert {path for path in paths_in(text) if not is_public(path)} == set()
 
 
