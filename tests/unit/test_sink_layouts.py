@@ -17,9 +17,8 @@ from export_queue.core.sinks import MAX_SEQ, json_texts, naming
 from export_queue.core.sinks.elasticsearch import indices
 from export_queue.core.sinks.json_texts import numbers_in, texts_of
 from export_queue.core.sinks.redis import layout
-from export_queue.core.sinks.redis.fields import fields_of
 from export_queue.core.sinks.redis.packing import word_of
-from export_queue.core.sinks.redis.targets import TARGETS
+from export_queue.core.sinks.redis.targets import TARGETS, fields_of
 from export_queue.core.sinks.sql import statements, tables
 from export_queue.core.sinks.sql.rows import Limits, rows_of
 from export_queue.core.sinks.sql.tables import Column, Contents, Key, Table, Unfit

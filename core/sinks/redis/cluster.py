@@ -1,9 +1,9 @@
-"""A Redis Cluster: a script for each slot compares and writes, and many of them travel at once.
+"""A Redis Cluster: for each slot, a script compares ranks and writes records. All calls of a batch are sent together.
 
-``WATCH`` guards one transaction of a connection, and a transaction of a cluster stays within one slot. Users' keys lie
-all over the slots; so where a single server gets one transaction for a batch, a cluster would get hundreds, one after
-the other. A script compares and writes in one step, and all of a batch's scripts travel together. It knows all
-its keys: while a slot is moved, a node that has only some of them refuses instead of comparing with half of the ranks.
+``WATCH`` guards one transaction of a connection, and a transaction in a cluster is limited to one slot. The keys of a
+batch are spread over all slots, so that a cluster would need hundreds of transactions in sequence where a single server
+needs one. A script declares all its keys: while a slot is moved, a node that has only some of them refuses the call
+instead of comparing with some of the ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from export_queue.core.errors import ExportQueueError, SinkUnavailable
@@ -21,13 +20,11 @@ from export_queue.core.sinks.protocol import ApplyResult
 from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.connection import Connection, Reply
 from export_queue.core.sinks.redis.errors import code_of, explain
-from export_queue.core.sinks.redis.floor import stale_text
-from export_queue.core.sinks.redis.incarnation import Incarnations
 from export_queue.core.sinks.redis.layout import rank_texts
-from export_queue.core.sinks.redis.nodes import Nodes, exchange_all
+from export_queue.core.sinks.redis.nodes import Nodes, ask_each, exchange_all
 from export_queue.core.sinks.redis.packing import Command, Packed, Sendable, joined, pack_words, packed, word_of
-from export_queue.core.sinks.redis.replicas import wait_for_replicas
-from export_queue.core.sinks.redis.servers import agree_on_shards, check_server
+from export_queue.core.sinks.redis.servers import Incarnations, agree_on_shards, check_server
+from export_queue.core.sinks.redis.sweep import stale_text
 from export_queue.core.sinks.redis.targets import Records, Target, wrong_type
 
 SCRIPT = b"""
@@ -53,11 +50,11 @@ while at <= #ARGV do
 end
 return outcomes
 """
-"""Compares and writes the records of a slot, those above the floor of its sweeps.
+"""Compares ranks and writes the records of a slot that are above its floor.
 
-Keys: the hash of their ranks, then theirs. Arguments, record by record: field and text of the rank, the only type that
-the key may have, the key, number of commands; of each command the number of its words, and they. Returns a record's
-outcome: 1 written, 0 stale, or the wrong type that its key has."""
+Keys: the hash of the ranks, then the keys of the records. Arguments for each record: field and text of the rank, the
+only type that the key may have, the key, the number of commands; for each command the number of its words, and the
+words. Returns the outcome for each record: 1 written, 0 stale, or the wrong type that its key has."""
 SWEEP_SCRIPT = b"""
 local stale = redis.call('HGET', KEYS[1], 'xq:floor')
 if not stale or stale < ARGV[1] then
@@ -75,8 +72,10 @@ for i = 1, #page[2], 2 do
 end
 return {page[1], removed}
 """
-"""Raises the floor of a slot, and removes tombstones below it from a page of a hash of ranks. Key: the hash. Arguments:
-the highest stale rank, the cursor of the page. Returns the next cursor, and how many were removed."""
+"""Raises the floor of a slot, and removes the tombstones at or below it from one page of a hash of ranks.
+
+Key: the hash. Arguments: the highest stale rank, the cursor of the page. Returns the next cursor and the number of
+tombstones removed."""
 SHOW_SCRIPT = b"""
 local shown = redis.call('HGET', KEYS[1], 'shown')
 if not shown or shown < ARGV[1] then
@@ -87,19 +86,19 @@ return shown
 """
 """Raises the fence of a primary. Key: the hash of its incarnation. Argument: 20 digits. Returns the fence."""
 _RECORDS_AT_ONCE = 1000
-"""Records of one call: a node serves nobody else while its script runs."""
+"""Maximum number of records of one call: a node serves no other client while a script runs."""
 _SWEPT_AT_ONCE = 500
-"""Hashes of which a page is swept in one go."""
+"""Number of hashes of which a page is swept together."""
 log = logging.getLogger("export_queue.sweep")
 
 _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN")
-"""Codes of slots that are being moved, or were."""
+"""Error codes for slots that are being moved or were moved."""
 MOVES = Retry(attempts=30, first_pause=0.01, longest_pause=0.1)
-"""How calls are repeated whose slots are being moved to another node."""
+"""How calls are repeated while their slots are moved to another node."""
 
 
 class _Moved(Exception):
-    """A node does not serve the slot of a call any more, or not yet."""
+    """A node no longer serves the slot of a call, or does not serve it yet."""
 
     def __init__(self, reason: ExportQueueError) -> None:
         super().__init__(reason.message)
@@ -109,11 +108,11 @@ class _Moved(Exception):
 class Cluster:
     """A Redis Cluster; see :class:`~export_queue.core.sinks.redis.servers.Servers`.
 
-    :param seed: the node that the sink's description names.
-    :param connect: makes a connection to a node, by host and port.
+    :param seed: connection to the node that the sink's options name.
+    :param connect: makes a connection to a node from its host and port.
     :param target: what a record is.
-    :param incarnations: those that the sink has seen.
-    :param wanted_shards: how many hashes of ranks the sink asks for; None for any number.
+    :param incarnations: the incarnations that the sink has seen.
+    :param wanted_shards: required number of hashes of ranks; None for any.
     """
 
     def __init__(
@@ -125,7 +124,6 @@ class Cluster:
         *,
         wanted_shards: int | None,
     ) -> None:
-        self.is_known = False
         self._name = seed.server
         self._nodes = Nodes(seed, connect=connect, check=check_server)
         self._target = target
@@ -142,20 +140,12 @@ class Cluster:
             proposed=layout.SLOTS,
             wanted=self._wanted_shards,
         )
-        self.is_known = True
 
     def ask(self, key: bytes, *commands: Command) -> list[Reply]:
-        with self._watched():
-            return self._nodes.at(key).ask_all(*commands)
+        return self._nodes.at(key).ask_all(*commands)
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """After an error, ask again which node serves which slot."""
-        try:
-            yield
-        except Exception:
-            self.is_known = False
-            raise
+    def keys(self, name: bytes) -> Mapping[Connection, bytes]:
+        return {node: layout.key_in_slot(name, slot) for node, slot in self._nodes.primaries().items()}
 
     def prove(self, control_key: bytes, *, readmit: bool) -> None:
         if not readmit:
@@ -165,7 +155,6 @@ class Cluster:
             self._incarnations.check(key, answer, server=node.server)
 
     def show(self, fence: int) -> Command:
-        """Leave a fence in all primaries."""
         digits = rank_texts([fence])[0]
         for _, key, answer in self._ask_primaries(
             lambda key: (("SCRIPT", "LOAD", SHOW_SCRIPT), joined([_call(SHOW_SCRIPT), packed("1", key, digits)]))
@@ -178,27 +167,19 @@ class Cluster:
     ) -> Iterator[tuple[Connection, bytes, Reply]]:
         """Send commands to all primaries.
 
-        :param commands: of a primary, by the key of the hash that holds its incarnation.
-        :returns: the nodes, those keys, and the replies to the last command.
+        :param commands: returns the commands of a primary, given the key of the hash that holds its incarnation.
+        :returns: the node, that key, and the reply to the last command.
         """
-        with self._watched():
-            keys = self._control_keys()
-            asked = {node: [self._incarnations.leave(key), *commands(key)] for node, key in keys.items()}
-            for node, answers in exchange_all(asked).items():
-                for answer in answers:
-                    if isinstance(answer, Exception):
-                        raise explain(answer, node.server) from answer
-                yield node, keys[node], answers[-1]
-
-    def _control_keys(self) -> dict[Connection, bytes]:
-        """Return the key of the hash that holds each primary's incarnation."""
-        return {node: layout.key_in_slot(layout.CONTROL, slot) for node, slot in self._nodes.primaries().items()}
+        keys = self.keys(layout.CONTROL)
+        asked = {node: [self._incarnations.leave(key), *commands(key)] for node, key in keys.items()}
+        for node, answer in ask_each(asked).items():
+            yield node, keys[node], answer
 
     def write(self, operations: Operations) -> ApplyResult:
         """Write operations on distinct records.
 
-        :raises SinkLostData: a node has lost what it had; nothing of the batch counts.
-        :raises SinkUnavailable: a node is away, or slots were moved for too long; parts may be written.
+        :raises SinkLostData: a node has lost data; no part of the batch counts as written.
+        :raises SinkUnavailable: a node does not answer, or slots were moved for too long; parts may be written.
         """
         records, ranks = self._target.locate(operations), pack_words(rank_texts(operations.ranks()))
         groups = layout.group_by_slot(list(map(word_of, records.keys)), self._target.hashes + b"{%b}")
@@ -215,10 +196,10 @@ class Cluster:
         return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
 
     def sweep(self, floor: int) -> int:
-        """Raise the floor of all slots and remove the tombstones below it.
+        """Raise the floor of all slots, and remove the tombstones at or below it.
 
-        The floor of a slot lies in the hash of its ranks. There each batch compares it in the step in which it writes,
-        and the floor moves to another node together with the ranks.
+        The floor of a slot is a field of the hash of its ranks. So the script that writes a batch compares it in the
+        same step, and the floor moves to another node together with the ranks.
         """
         names = layout.rank_hashes_of_slots() if floor else []
         stale, removed = stale_text(floor), 0
@@ -235,76 +216,63 @@ class Cluster:
                 )
         return removed
 
-    def wait_for_replicas(self, *, wanted: int, seconds: float) -> None:
-        with self._watched():
-            keys = {node: layout.key_in_slot(layout.WAITED, slot) for node, slot in self._nodes.primaries().items()}
-            wait_for_replicas(keys, wanted=wanted, seconds=seconds)
-
     def close(self) -> None:
         self._nodes.close()
 
     def _call(self, script: bytes, calls: Mapping[bytes, Packed]) -> dict[bytes, Any]:
-        """Call a script many times, each at the node that serves its key, again where that is another one by now.
+        """Call a script many times, each time at the node that serves its key; follow slots that are moved.
 
         :param calls: number of keys, keys and arguments of each call, by one of its keys.
-        :returns: the answers.
+        :returns: the answers, by the same keys.
         """
-        left, answers = dict(calls), dict[bytes, Any]()
-
-        def call_what_is_left() -> None:
-            try:
-                moved = self._call_once(script, left, answers)
-            except Exception:
-                self._nodes.forget()
-                raise
-            if moved is not None:
-                self._nodes.forget()
-                raise _Moved(moved)
-
+        pending, answers = dict(calls), dict[bytes, Any]()
         try:
-            MOVES.call(call_what_is_left, worth_repeating=lambda error: isinstance(error, _Moved))
+            MOVES.call(
+                lambda: self._call_pending(script, pending, answers),
+                worth_repeating=lambda error: isinstance(error, _Moved),
+            )
         except _Moved as error:
             raise SinkUnavailable(f"{error}, {MOVES.attempts} times", hint=error.reason.hint) from None
         return answers
 
-    def _call_once(
-        self, script: bytes, left: dict[bytes, Packed], answers: dict[bytes, Any]
-    ) -> ExportQueueError | None:
-        """Make the calls that are left, and move those that were answered to the answers.
+    def _call_pending(self, script: bytes, pending: dict[bytes, Packed], answers: dict[bytes, Any]) -> None:
+        """Make the pending calls, and move those that are answered to the answers.
 
-        :returns: why a call is still left; None if there is none.
-        :raises ExportQueueError: a call failed for another reason than a slot that was moved.
+        :raises _Moved: a call is still pending, because its slot was moved.
+        :raises ExportQueueError: a call failed for another reason.
         """
-        # The script goes before the calls: a server that was restarted, or took over, has none.
+        # the script is sent before the calls: a server that was restarted, or has just become primary, lacks it
         load: Command = ("SCRIPT", "LOAD", script)
         call = _call(script)
         by_node: dict[Connection, list[bytes]] = {}
-        for key in left:
+        for key in pending:
             by_node.setdefault(self._nodes.at(key), []).append(key)
-        control_keys = self._control_keys()
+        control_keys = self.keys(layout.CONTROL)
         commands: dict[Connection, list[Sendable]] = {}
         for node, keys in by_node.items():
             control = control_keys[node]
             looks = (self._incarnations.leave(control), self._incarnations.look(control))
-            commands[node] = [*looks, load, *(joined([call, left[key]]) for key in keys)]
+            commands[node] = [*looks, load, *(joined([call, pending[key]]) for key in keys)]
         replies = exchange_all(commands)
         moved: ExportQueueError | None = None
         failure: ExportQueueError | None = None
         for node, keys in by_node.items():
             _, incarnation, _, *own = replies[node]
-            if not isinstance(incarnation, Exception):  # else its slot has just moved: the next look finds another
+            if not isinstance(incarnation, Exception):  # an error: its slot was moved just now
                 self._incarnations.check(control_keys[node], incarnation, server=node.server)
             for key, reply in zip(keys, own, strict=True):
                 if not isinstance(reply, Exception):
                     answers[key] = reply
-                    del left[key]
+                    del pending[key]
                 elif code_of(reply) in _ELSEWHERE:
                     moved = explain(reply, node.server)
                 else:
                     failure = failure or explain(reply, node.server)
         if failure is not None:
             raise failure
-        return moved
+        if moved is not None:
+            self._nodes.forget()
+            raise _Moved(moved)
 
 
 def _call(script: bytes) -> Packed:

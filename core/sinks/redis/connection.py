@@ -1,4 +1,4 @@
-"""One connection to a Redis server that never repeats a request by itself."""
+"""A connection to one Redis server that never repeats a request on its own, and transactions under WATCH."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
-from redis.retry import Retry
+from redis.retry import Retry as ClientRetry
 
-from export_queue.core.errors import SinkConfigurationError
+from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
+from export_queue.core.retry import Retry
 from export_queue.core.sinks.redis.errors import explain
-from export_queue.core.sinks.redis.packing import Sendable, pack
+from export_queue.core.sinks.redis.packing import Command, Sendable, pack
 
 Reply = Any
 Ask = Callable[..., list[Reply]]
 """Sends commands that must not fail to one server, and returns their replies."""
+COLLISIONS = Retry(attempts=200, first_pause=0.001, longest_pause=0.015)
+"""How a transaction is repeated when other clients change what it watches."""
 
 
 class Connection:
-    """A connection that is opened at its first use, and again at the first use after an error.
+    """A connection that is opened at its first use, and reopened at the first use after an error.
 
     :param server: ``host:port``, and the database if it is not 0, for messages.
     :param options: arguments of the client's connections.
-    :param username: the user; None for the default one.
-    :param password: the password, or a function that finds it, called at each new connection.
-    :raises SinkConfigurationError: the client knows no such option.
+    :param password: the password, or a function that is called for each new connection.
+    :raises SinkConfigurationError: the client does not know an option.
     """
 
     def __init__(
@@ -48,29 +50,28 @@ class Connection:
                 credential_provider=provider,
                 # RESP2: no push messages between replies. No retry: a lost request may have been applied.
                 protocol=2,
-                retry=Retry(NoBackoff(), 0),
+                retry=ClientRetry(NoBackoff(), 0),
                 health_check_interval=0,
             )
         except (TypeError, redis.RedisError) as error:
             raise SinkConfigurationError(f"Redis at {server}: {error}") from None
 
     def exchange(self, commands: Sequence[Sendable]) -> list[Reply]:
-        """Send commands in one go and read their replies.
+        """Send commands together and read their replies.
 
-        :returns: one reply a command; a server's error stands in its place.
-        :raises SinkUnavailable: the connection broke; whether the commands took effect is not known.
-        :raises SinkRefused: the server refuses user or password.
+        :returns: one reply per command. An error of the server is returned, not raised.
+        :raises SinkUnavailable: the connection broke. The commands may have taken effect.
+        :raises SinkRefused: the server refuses the user or the password.
         """
         self.send(commands)
         return self.receive(len(commands))
 
     def send(self, commands: Sequence[Sendable]) -> None:
-        """Send commands in one go; their replies are to be read by :meth:`receive`."""
+        """Send commands together. The caller then reads their replies."""
         with self._explained():
             self._connection.send_packed_command(pack(commands))
 
     def receive(self, count: int) -> list[Reply]:
-        """Read the replies to commands that were sent."""
         replies: list[Reply] = []
         with self._explained():
             for _ in range(count):
@@ -81,9 +82,9 @@ class Connection:
         return replies
 
     def receive_all(self, count: int) -> list[Reply]:
-        """Read the replies to commands of which none may fail.
+        """Read replies of which none may be an error.
 
-        :raises ExportQueueError: the server answered one of them with an error; the connection is closed.
+        :raises ExportQueueError: one of them is; the connection is closed.
         """
         replies = self.receive(count)
         for reply in replies:
@@ -100,21 +101,15 @@ class Connection:
             self._connection.disconnect()
             raise explain(error, self.server) from error
         except BaseException:
-            self._connection.disconnect()  # replies may be on their way, which would be taken for those of others
+            self._connection.disconnect()  # late replies would be taken for those of other commands
             raise
 
     def ask(self, *command: bytes | str) -> Reply:
-        """Send one command and return its reply.
-
-        :raises ExportQueueError: the server answered with an error.
-        """
-        (reply,) = self.exchange([command])
-        if isinstance(reply, Exception):
-            raise explain(reply, self.server) from reply
-        return reply
+        """Send one command and return its reply, which must not be an error."""
+        return self.ask_all(command)[0]
 
     def ask_all(self, *commands: Sendable) -> list[Reply]:
-        """Send commands of which none may fail, and return their replies; see :meth:`receive_all`."""
+        """Send commands and return their replies, of which none may be an error; see :meth:`receive_all`."""
         self.send(commands)
         return self.receive_all(len(commands))
 
@@ -123,8 +118,51 @@ class Connection:
         self._connection.disconnect()
 
 
+class _Collision(Exception):
+    """Another client changed a watched key, so that the transaction had no effect."""
+
+
+def change_watched(
+    ask: Ask,
+    keys: Sequence[bytes | str],
+    reads: Sequence[Command],
+    decide: Callable[[Sequence[Reply]], Sequence[Command]],
+    complaint: str,
+    *,
+    hint: str | None = None,
+) -> Sequence[Reply]:
+    """Read and change keys in one transaction, and repeat it when another client changes them in between.
+
+    :param reads: commands that read the keys.
+    :param decide: returns the commands that change them, given the replies to ``reads``; none to change nothing.
+    :param complaint: message of the error.
+    :returns: the replies to the changes.
+    :raises SinkUnavailable: other clients interfered with every attempt.
+    """
+
+    def attempt() -> Sequence[Reply]:
+        _, *found = ask(("WATCH", *keys), *reads)
+        changes: Sequence[Command] = ()
+        try:
+            changes = decide(found)
+        finally:
+            if not changes:
+                ask(("UNWATCH",))
+        if not changes:
+            return ()
+        *_, done = ask(("MULTI",), *changes, ("EXEC",))
+        if done is None:
+            raise _Collision
+        return list(done)
+
+    try:
+        return COLLISIONS.call(attempt, worth_repeating=lambda error: isinstance(error, _Collision))
+    except _Collision:
+        raise SinkUnavailable(complaint, hint=hint) from None
+
+
 class _Credentials(CredentialProvider):
-    """Looks the password up at each new connection."""
+    """Finds the password for each new connection."""
 
     def __init__(self, username: str | None, password: str | Callable[[], str] | None) -> None:
         self._username = username

@@ -1,40 +1,15 @@
-"""What errors of Redis mean."""
+"""The meaning of Redis's errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 import redis
 
-from export_queue.core.errors import SinkConfigurationError, SinkError, SinkUnavailable
-from export_queue.core.retry import Retry
+from export_queue.core.errors import SinkConfigurationError, SinkError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 
-Result = TypeVar("Result")
-
 NO_ANSWER = "no answer"
-COLLISIONS = Retry(attempts=200, first_pause=0.001, longest_pause=0.015)
-"""How a transaction is repeated that other clients disturb."""
-
-
-class Collision(Exception):
-    """Another client changed a watched key: the transaction did not take effect, and may be repeated."""
-
-
-def until_undisturbed(step: Callable[[], Result], complaint: str, *, hint: str | None = None) -> Result:
-    """Repeat a transaction until no other client disturbs it.
-
-    :param step: raises :class:`Collision` where the transaction did not take effect.
-    :param complaint: the message where all attempts were disturbed.
-    :raises SinkUnavailable: they were.
-    """
-    try:
-        return COLLISIONS.call(step, worth_repeating=lambda error: isinstance(error, Collision))
-    except Collision:
-        raise SinkUnavailable(complaint, hint=hint) from None
-
-
 ERRORS = ErrorTable(
     "Redis",
     [
@@ -77,11 +52,11 @@ _CLASSES: Mapping[type[Exception], str] = {
     redis.exceptions.AskError: "ASK",
     redis.exceptions.NoScriptError: "NOSCRIPT",
 }
-"""The client takes these codes off the message; all others are its first word."""
+"""Errors from whose messages the client removes the code. Otherwise the code is the first word of the message."""
 
 
 def code_of(error: Exception) -> str:
-    """Return the code of a server's error: ``OOM``, ``WRONGTYPE``, …"""
+    """Return the code of an error, such as ``OOM`` or ``WRONGTYPE``."""
     for kind, code in _CLASSES.items():
         if isinstance(error, kind):
             return code
@@ -91,11 +66,7 @@ def code_of(error: Exception) -> str:
 
 
 def explain(error: Exception, server: str) -> SinkError | SinkConfigurationError:
-    """Turn an error of the client into one of ours.
-
-    :param error: what the client raised or the server answered.
-    :param server: ``host:port``.
-    """
+    """Turn an error that the client raised or the server returned into one of this library."""
     code = code_of(error)
     row = ERRORS.find(code)
     if code == NO_ANSWER:

@@ -1,24 +1,24 @@
-"""How records and their ranks lie in Redis (pure).
+"""The keys under which records, their ranks and the sink's own data are stored in Redis (pure).
 
 ============================  ==============================================================================
 key                           holds
 ============================  ==============================================================================
 the user's                    a string, or a plain set of members
-``xq:control``                hash: number of this layout, number of shards, incarnation, floor, stores that feed it
+``xq:control``                hash: layout number, number of shards, incarnation, floor, stores that feed it
 ``xq:queue:<queue>``          hash: the queue's control record; in a cluster also the incarnations of all primaries
-``xq:waited``                 a string that is written again and again, where replicas are waited for
+``xq:waited``                 a string that is written before each wait for replicas
 ``xq:rank:<shard>``           hash: key of a string → its rank
 ``xq:member:<shard>``         hash: key of a set, NUL, member → its rank
 ============================  ==============================================================================
 
-In a cluster a shard is a slot, that of the record's own key, so that record and rank lie on one node and
-change together. Its hashes are ``xq:rank:{<tag>}`` and ``xq:member:{<tag>}``, where the tag is the smallest
-number whose text belongs to the slot, and their field ``xq:floor`` is the highest stale rank. Each primary
-has an incarnation of its own in ``xq:control:{<tag>}``.
+In a cluster a shard is the slot of the record's own key, so that record and rank are on one node and change
+together. Its hashes are ``xq:rank:{<tag>}`` and ``xq:member:{<tag>}``, where the tag is the smallest number whose text
+belongs to the slot. Their field ``xq:floor`` is the highest stale rank. Each primary has its own incarnation in
+``xq:control:{<tag>}``.
 
-A rank is 20 decimal digits, compared as text: a program that takes numbers for doubles cannot blur it. An even
-rank is a tombstone. The shard follows from the record's id alone, by the function that also gives the
-bucket of a queue's key, so that drains of different units do not meet where ids are keys.
+A rank is 20 decimal digits and is compared as text: no program can lose digits by reading it as a double. An even rank
+is a tombstone. The shard is computed from the record's id alone, with the function that computes the bucket of a
+queue's key. So drains of different units use different shards if ids are keys.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from export_queue.core.sinks.control import ControlRecord
 from export_queue.core.sinks.redis.packing import Command, pack_words
 
 RESERVED = b"xq:"
-"""The beginning of the sink's own keys; no key of a user has it."""
+"""Prefix of the sink's own keys. No key of a user may have it."""
 CONTROL = b"xq:control"
 RANK_HASHES = (b"xq:rank:", b"xq:member:")
-"""Names of the hashes of ranks of each kind of record, before the shard or the slot's tag."""
+"""Prefixes of the hashes of ranks for each kind of record, before the shard or the slot's tag."""
 WAITED = b"xq:waited"
-"""The key that is written before a wait for replicas; in a cluster one for each primary."""
+"""The key that is written before a wait for replicas; one per primary in a cluster."""
 NUMBER = "1"
-"""Of this layout; another one is not touched."""
+"""Number of this layout. Databases with another layout are refused."""
 NUMBER_IN_CLUSTERS = "2"
 DEFAULT_SHARDS = 1009
 SLOTS = REDIS_CLUSTER_HASH_SLOTS
 MAX_BYTES = 512 << 20
-"""The longest string that Redis takes."""
+"""The longest string that Redis accepts."""
 
 _COLLECTION = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _PART = re.compile(r"[^A-Za-z0-9_.-]")
-"""A character that no collection has: where one stands between collection and id, a key can be parted again."""
+"""A character that no collection has. Between collection and id, it makes a key unambiguous."""
 
 
 def check_template(template: str) -> str:
     """Check a template of keys.
 
     :returns: the template in its normal form.
-    :raises SinkConfigurationError: no ``$id`` or several, another field, keys that are the sink's, or keys that do not
-        tell where the collection ends and the id begins.
+    :raises SinkConfigurationError: there is not exactly one ``$id``, there is another field, keys would be the sink's
+        own, or two records could have the same key.
     """
     parts = naming.check_fields(template, ["id", naming.COLLECTION], what="key")
     fields = [field for _, field in parts[:-1]]
@@ -82,12 +82,12 @@ def check_template(template: str) -> str:
 
 
 def fill_collections(template: str, collections: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Put collections into a template of keys.
+    """Fill collections into a template of keys.
 
-    Only plain names, which lack a character that the template has between collection and id: collection ``a`` with the
-    id ``b:c`` and collection ``a:b`` with the id ``c`` would be one key with two ranks.
+    Only plain names are accepted: otherwise collection ``a`` with the id ``b:c`` and collection ``a:b`` with the id
+    ``c`` would be one key with two ranks.
 
-    :returns: by collection, the template with nothing but ``$id`` left, and why a collection is refused.
+    :returns: by collection, the template with only ``$id`` left, and the reasons why collections are refused.
     """
     filled: dict[str, str] = {}
     refused: dict[str, str] = {}
@@ -113,15 +113,15 @@ def _with_collection(parts: Sequence[tuple[str, str]], name: str) -> str:
 def keys_of(templates: Sequence[str], ids: Sequence[bytes]) -> list[bytes]:
     """Return the key of each record.
 
-    :param templates: of each record, with nothing but ``$id`` left.
-    :param ids: the texts that take the place of ``$id``.
+    :param templates: template of each record, with only ``$id`` left.
+    :param ids: the texts that replace ``$id``.
     """
     affixes = {template: affixes_of(template) for template in set(templates)}
     return [affixes[t][0] + record + affixes[t][1] for t, record in zip(templates, ids, strict=True)]
 
 
 def packed_keys_of(templates: Sequence[str], ids: Sequence[bytes]) -> list[bytes]:
-    """Return the key of each record, packed; see :func:`keys_of`."""
+    """Return the packed key of each record; see :func:`keys_of`."""
     if templates.count(templates[0]) < len(templates):
         return pack_words(keys_of(templates, ids))
     before, after = affixes_of(templates[0])
@@ -131,16 +131,15 @@ def packed_keys_of(templates: Sequence[str], ids: Sequence[bytes]) -> list[bytes
 
 
 def affixes_of(template: str) -> tuple[bytes, bytes]:
-    """Return what stands before and after the id in each key of a template."""
+    """Return the texts before and after the id in the keys of a template."""
     (before, _), (after, _) = naming.parts_of(template)
     return before.encode(), after.encode()
 
 
 def group_by_slot(keys: Sequence[bytes], name: bytes) -> dict[bytes, Sequence[int]]:
-    """Return the positions of the records of each slot of a cluster, by the hash that holds their ranks.
+    """Group the positions of records by the hash of their slot that holds their ranks.
 
-    :param keys: of the records; they say where a record lies.
-    :param name: of the hashes, with a ``%b`` for the slot's tag.
+    :param name: name of the hashes, with ``%b`` for the slot's tag.
     """
     groups: dict[int, list[int]] = {}
     for i, key in enumerate(keys):
@@ -151,7 +150,7 @@ def group_by_slot(keys: Sequence[bytes], name: bytes) -> dict[bytes, Sequence[in
 
 @cache
 def slot_tags() -> Sequence[bytes]:
-    """Return for each slot the smallest number whose text belongs to it."""
+    """Return, for each slot, the smallest number whose text belongs to it."""
     tags = [b""] * SLOTS
     missing, number = SLOTS, 0
     while missing:
@@ -175,18 +174,17 @@ def rank_hashes_of_slots() -> list[bytes]:
 
 
 def key_in_slot(name: bytes, slot: int) -> bytes:
-    """Return a key of ours that lies in a slot."""
+    """Return a key of the sink that belongs to a slot."""
     return b"%b:{%b}" % (name, slot_tags()[slot])
 
 
 def rank_texts(ranks: Sequence[int]) -> list[bytes]:
-    """Write ranks so that text order is their order."""
-    texts = {rank: b"%020d" % rank for rank in set(ranks)}  # those of one transaction are equal
+    """Return ranks as texts that sort like the ranks."""
+    texts = {rank: b"%020d" % rank for rank in set(ranks)}  # many are equal: one transaction has one sequence
     return [texts[rank] for rank in ranks]
 
 
 def control_key(queue_id: str) -> bytes:
-    """Return the key of a queue's control record."""
     return f"xq:queue:{queue_id}".encode()
 
 
@@ -202,5 +200,5 @@ CONTROL_FIELDS = ("store", "fence")
 
 
 def write_control(record: ControlRecord) -> Command:
-    """Return the fields of a control record and their values; numbers as decimal text."""
+    """Return the fields and values of a control record."""
     return ("store", record.store_id, "fence", str(record.fence))

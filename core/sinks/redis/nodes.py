@@ -1,23 +1,25 @@
-"""The primaries of a Redis Cluster: the slots that each serves, and a connection to each."""
+"""The primaries of a Redis Cluster: which slots each serves, and a connection to each. Also the wait for replicas."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 from redis.cluster import parse_cluster_slots
 from redis.crc import key_slot
 
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks.redis.connection import Connection, Reply
+from export_queue.core.sinks.redis.errors import explain
 from export_queue.core.sinks.redis.packing import Sendable
 
 
 class Nodes:
-    """Knows the nodes of a cluster from any of them that answers.
+    """The nodes of a cluster, as any node that answers describes them.
 
-    :param seed: the node that the sink's description names.
-    :param connect: makes a connection to a node, by host and port.
+    :param seed: the node that the sink's options name.
+    :param connect: makes a connection to a node from its host and port.
     :param check: examines a primary before anything is written to it.
     """
 
@@ -32,25 +34,24 @@ class Nodes:
         self._connect = connect
         self._check = check
         self._known = {seed.server: seed}
-        """By address; the node that was asked last stands last."""
+        """By address. The node that was asked last is the last one."""
         self._ranges: list[tuple[int, int, Connection]] = []
-        """First and last slot, and the primary that serves them; empty before the first query and after an error."""
+        """First slot, last slot, and the primary that serves them. Empty before the first query and after an error."""
 
     def look(self) -> None:
-        """Ask which node serves which slot, and check these nodes.
+        """Query which node serves which slot, and check the primaries.
 
         :raises SinkUnavailable: no node answers, or one of the primaries does not.
         """
         self.forget()
         asked, answer = self._ask()
         served = parse_cluster_slots(answer, current_host=asked.server.rpartition(":")[0])
-        addresses = [address for found in served.values() for address in (found["primary"], *found["replicas"])]
         known: dict[str, Connection] = {}
-        for host, port in addresses:
+        for host, port in chain.from_iterable((found["primary"], *found["replicas"]) for found in served.values()):
             name = f"{host}:{port}"
             known.setdefault(name, self._known.get(name) or self._connect(host, port))
         known.setdefault(self._seed.server, self._seed)
-        known[asked.server] = known.pop(asked.server, asked)  # the others are asked before it: it may be cut off
+        known[asked.server] = known.pop(asked.server, asked)  # next time other nodes come first: it may be cut off
         for name in self._known.keys() - known.keys():
             self._known[name].close()
         self._known = known
@@ -91,7 +92,7 @@ class Nodes:
         return {node: first for first, _, node in reversed(self._ranges)}
 
     def forget(self) -> None:
-        """Ask anew before anything else is sent."""
+        """Query the slots again before the next use."""
         self._ranges = []
 
     def close(self) -> None:
@@ -102,9 +103,9 @@ class Nodes:
 
 
 def exchange_all(commands: Mapping[Connection, Sequence[Sendable]]) -> dict[Connection, list[Reply]]:
-    """Send each server its commands before any reply is read, so that they work at the same time.
+    """Send commands to all servers before reading any reply, so that the servers work at the same time.
 
-    :raises SinkUnavailable: a connection broke; which commands took effect is not known, at other servers neither.
+    :raises SinkUnavailable: a connection broke. Commands may have taken effect, also on other servers.
     """
     try:
         for node, own in commands.items():
@@ -112,5 +113,36 @@ def exchange_all(commands: Mapping[Connection, Sequence[Sendable]]) -> dict[Conn
         return {node: node.receive(len(own)) for node, own in commands.items()}
     except BaseException:
         for node in commands:
-            node.close()  # replies may be on their way
+            node.close()  # their replies may still arrive
         raise
+
+
+def ask_each(commands: Mapping[Connection, Sequence[Sendable]]) -> dict[Connection, Reply]:
+    """Send commands that must not fail to all servers, and return the last reply of each."""
+    replies = exchange_all(commands)
+    for node, answers in replies.items():
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise explain(answer, node.server) from answer
+    return {node: answers[-1] for node, answers in replies.items()}
+
+
+def wait_for_replicas(keys: Mapping[Connection, bytes], *, wanted: int, seconds: float) -> None:
+    """Wait until replicas have everything that their primaries have written so far.
+
+    ``WAIT`` covers only the writes of its own connection. A batch can be stale because another connection has written
+    its records. So this connection writes a key to each primary first: replication is ordered, so that a replica that
+    has this key has all earlier writes.
+
+    :param keys: a key to write to each primary.
+    :param wanted: number of replicas that each primary needs.
+    :raises SinkUnavailable: too few replicas have the writes in time.
+    """
+    wait = ("WAIT", str(wanted), str(max(1, int(seconds * 1000))))
+    for node, found in ask_each({node: [("SET", key, "1"), wait] for node, key in keys.items()}).items():
+        if found < wanted:
+            raise SinkUnavailable(
+                f"Redis at {node.server}: expected {wanted} replicas to have the batch within {seconds:g} s,"
+                f" found {found}",
+                hint="bring the replicas back, or ask for fewer (wait_replicas); the batch is sent again",
+            )

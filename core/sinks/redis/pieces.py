@@ -1,6 +1,6 @@
-"""A batch in pieces: what is asked about each, and the transaction that writes it (pure).
+"""A batch in pieces: what is read for each, and the transaction that writes it (pure).
 
-A piece is small enough for the processor's cache, and for others who wait while the server executes its transaction.
+A piece fits into the processor's cache, and its transaction does not make other clients of the server wait for long.
 """
 
 from __future__ import annotations
@@ -15,35 +15,34 @@ from typing import Any, cast
 from export_queue.core.queue import buckets_of
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import Rejection
-from export_queue.core.sinks.redis.floor import READ_FLOOR, stale_text
 from export_queue.core.sinks.redis.layout import CONTROL, rank_texts
 from export_queue.core.sinks.redis.packing import Command, Packed, Sendable, pack_words, packed, with_words
+from export_queue.core.sinks.redis.sweep import READ_FLOOR, stale_text
 from export_queue.core.sinks.redis.targets import Target, wrong_type
 
 ROWS = 1000
-"""The most records of a piece."""
+"""Maximum number of records of a piece."""
 BYTES = 1 << 18
-"""Bytes of ids and documents of a piece; a single larger record is a piece alone."""
+"""Maximum bytes of ids and documents of a piece. A single larger record is a piece of its own."""
 _TYPE = packed("TYPE")
 (_HMGET, _HSET) = pack_words([b"HMGET", b"HSET"])
 
 
 class Batch:
-    """Operations on distinct records, in the order in which they are cut into pieces.
+    """Operations on distinct records, sorted by shard so that a piece touches few shards.
 
-    :param operations: the operations.
-    :param shards: over how many hashes their ranks are spread; 0 where there are no ranks, and any order will do.
+    :param shards: number of hashes that hold the ranks; 0 if there are no ranks, and the order does not matter.
     """
 
     def __init__(self, operations: Operations, shards: int = 0) -> None:
         self.order: Sequence[int] = range(len(operations))
-        """Where each operation stood before."""
+        """Original position of each operation."""
         self.shards: Sequence[int] = []
-        """The shard of each operation, in rising order."""
+        """Shard of each operation, ascending."""
         if shards:
             found = buckets_of(operations.ids, shards)
             self.shards = sorted(found)
-            if self.shards != found:  # a drain reads bucket by bucket; others may not
+            if self.shards != found:  # a drain's batches are sorted already; others may not be
                 self.order = sorted(self.order, key=found.__getitem__)
                 operations = operations.take(self.order)
         self._operations = operations
@@ -66,7 +65,7 @@ class Batch:
         return parts
 
     def halves(self, part: range) -> list[range]:
-        """Cut a piece in two between shards, so that each meets fewer others; one of one shard stays whole."""
+        """Cut a piece in two between shards. A piece of one shard stays whole."""
         if self.shards:
             middle = self.shards[(part.start + part.stop) // 2]
             for edge in (bisect_left(self.shards, middle), bisect_right(self.shards, middle)):
@@ -75,11 +74,10 @@ class Batch:
         return [part]
 
     def take(self, part: range) -> Operations:
-        """Return the operations of a piece."""
         return self._operations.cut(part.start, part.stop)
 
     def groups(self, part: range) -> list[tuple[int, int, int]]:
-        """Return the shards of a piece, and where each begins and ends in it."""
+        """Return the shards of a piece, each with its start and end in the piece."""
         found: list[tuple[int, int, int]] = []
         start = part.start
         while start < part.stop:
@@ -90,15 +88,13 @@ class Batch:
 
 
 class Piece(ABC):
-    """Some records of a batch, looked up and then written in one transaction.
+    """Some records of a batch, read and then written in one transaction.
 
-    :param batch: the batch.
-    :param part: the positions of the records in it.
-    :param target: what a record is.
+    :param part: positions of the records in the batch.
     """
 
     reads: Sequence[Sendable]
-    """The commands that watch and read what the transaction relies on."""
+    """Commands that watch and read what the transaction depends on."""
 
     def __init__(self, batch: Batch, part: range, target: Target) -> None:
         self.part = part
@@ -117,25 +113,25 @@ class Piece(ABC):
 
     @abstractmethod
     def pack(self) -> None:
-        """Make the transaction as if the server had nothing that stands against it, as is the rule."""
+        """Make the transaction, assuming the usual case that everything may be written."""
 
     @abstractmethod
     def judge(self, replies: Sequence[Any]) -> None:
-        """Leave in the transaction what is to be written, by what the server has answered.
+        """Remove from the transaction what must not be written.
 
-        :param replies: to the reads.
+        :param replies: replies to :attr:`reads`.
         :raises ExportQueueError: nothing may be written.
         """
 
     def fill(self, positions: Sequence[int], ranks: Sequence[Sendable] = ()) -> None:
-        """Make the transaction that writes the operations at some positions, and these ranks."""
+        """Make the transaction that writes the operations at some positions, and their ranks."""
         writes = self.target.writes(self.records, positions)
         self.transaction = [("MULTI",), *writes, *ranks, ("EXEC",)] if writes else [("UNWATCH",)]
 
     def reject(self, types: Sequence[bytes]) -> Set[bytes]:
-        """Reject the operations on keys that hold something else than a set; return those keys.
+        """Reject the operations on keys that hold no set, and return those keys.
 
-        :param types: the replies to :attr:`look_at_types`.
+        :param types: replies to :attr:`look_at_types`.
         """
         wrong = {key: kind for key, kind in zip(self._checked, types, strict=True) if kind not in (b"set", b"none")}
         self.rejected = [
@@ -149,8 +145,8 @@ class Piece(ABC):
 class RankedPiece(Piece):
     """A piece whose records have ranks.
 
-    :param look: the command that reads what marks the server.
-    :param check: is given the reply, and raises an error if the server has lost what it had.
+    :param look: command that reads the server's incarnation.
+    :param check: receives the reply, and raises an error if the server has lost data.
     """
 
     def __init__(
@@ -172,7 +168,6 @@ class RankedPiece(Piece):
         ]
 
     def pack(self) -> None:
-        """Make the transaction as if all operations were newer."""
         fields, ranks = self.records.fields, self._ranks
         self.fill(
             range(len(self)), [_note(name, fields[start:end], ranks[start:end]) for name, start, end in self._groups]
@@ -180,7 +175,7 @@ class RankedPiece(Piece):
         self.written = len(self)
 
     def judge(self, replies: Sequence[Any]) -> None:
-        """Compare ranks, strictly, since an equal rank is a repetition: what is not newer is left out."""
+        # strictly: an equal rank is a repetition
         _, floor, mark, *found = replies
         self._check(mark)
         known, types = found[: len(self._groups)], found[len(self._groups) :]
@@ -212,7 +207,7 @@ class RankedPiece(Piece):
 
 
 def _all_newer(offered: Sequence[bytes], known: Sequence[bytes | None]) -> bool:
-    """Tell whether every record is newer than the server's: as a rule so, and told without a look at each."""
+    """Return whether every offered rank is higher than the known one; fast, because this is the usual case."""
     if not all(known):
         return not any(known)
     return all(map(lt, cast(Sequence[bytes], known), offered))

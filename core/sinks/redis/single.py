@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from export_queue.core.errors import SinkUnavailable
-from export_queue.core.retry import Retry
 from export_queue.core.sinks.guards import Claim
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Rejection
 from export_queue.core.sinks.redis import layout
-from export_queue.core.sinks.redis.connection import Connection, Reply
-from export_queue.core.sinks.redis.errors import COLLISIONS, Collision, code_of, explain, until_undisturbed
-from export_queue.core.sinks.redis.floor import stale_text
-from export_queue.core.sinks.redis.incarnation import SHOWN, Incarnations
+from export_queue.core.sinks.redis.connection import COLLISIONS, Connection, Reply, change_watched
+from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.packing import Command
 from export_queue.core.sinks.redis.pieces import Batch, Piece, RankedPiece
-from export_queue.core.sinks.redis.replicas import wait_for_replicas
-from export_queue.core.sinks.redis.servers import agree_on_shards
-from export_queue.core.sinks.redis.sweep import sweep_hashes
+from export_queue.core.sinks.redis.servers import SHOWN, Incarnations, agree_on_shards
+from export_queue.core.sinks.redis.sweep import stale_text, sweep_hashes
 from export_queue.core.sinks.redis.targets import Target
 from export_queue.core.sinks.redis.unit_fences import ClaimedPiece
 
@@ -27,30 +23,22 @@ from export_queue.core.sinks.redis.unit_fences import ClaimedPiece
 class SingleServer:
     """One Redis server; see :class:`~export_queue.core.sinks.redis.servers.Servers`.
 
-    :param connection: to the server, which has been checked.
+    :param connection: connection to the server, which has been checked.
     :param target: what a record is.
-    :param incarnations: those that the sink has seen.
-    :param wanted_shards: over how many hashes ranks must be spread; None for any number.
-    :param retry: how often a batch is tried that others disturb, and the pauses in between.
+    :param incarnations: the incarnations that the sink has seen.
+    :param wanted_shards: required number of hashes of ranks; None for any.
     """
 
     def __init__(
-        self,
-        connection: Connection,
-        target: Target,
-        incarnations: Incarnations,
-        *,
-        wanted_shards: int | None,
-        retry: Retry = COLLISIONS,
+        self, connection: Connection, target: Target, incarnations: Incarnations, *, wanted_shards: int | None
     ) -> None:
-        self.is_known = False
         self._connection = connection
         self._name = f"Redis at {connection.server}"
         self._target = target
         self._incarnations = incarnations
         self._wanted_shards = wanted_shards
         self._shards = 0
-        self._retry = retry
+        self._retry = COLLISIONS
 
     def prepare(self) -> None:
         self._shards = agree_on_shards(
@@ -61,34 +49,26 @@ class SingleServer:
             proposed=self._wanted_shards or layout.DEFAULT_SHARDS,
             wanted=self._wanted_shards,
         )
-        self.is_known = True
 
     def ask(self, key: bytes, *commands: Command) -> list[Reply]:
-        return self._ask(*commands)
+        return self._connection.ask_all(*commands)
 
-    def _ask(self, *commands: Command) -> list[Reply]:
-        try:
-            return self._connection.ask_all(*commands)
-        except Exception:
-            self.is_known = False
-            raise
+    def keys(self, name: bytes) -> Mapping[Connection, bytes]:
+        return {self._connection: name}
 
     def prove(self, control_key: bytes, *, readmit: bool) -> None:
-        """Nothing: control record and data lie in one server, and are lost together."""
+        pass  # control record and data are in one server, and are lost together
 
     def show(self, fence: int) -> Command:
-        """Leave a fence beside the incarnation; each batch that goes on looks at both."""
+        """Leave a fence next to the incarnation. Every batch reads both."""
 
-        def raise_fence() -> None:
-            _, (found,) = self._ask(("WATCH", layout.CONTROL), ("HMGET", layout.CONTROL, SHOWN))
-            if int(found or 0) >= fence:
-                self._ask(("UNWATCH",))
-                return
-            *_, done = self._ask(("MULTI",), ("HSET", layout.CONTROL, SHOWN, str(fence)), ("EXEC",))
-            if done is None:
-                raise Collision
+        def changes(replies: Sequence[Reply]) -> Sequence[Command]:
+            ((found,),) = replies
+            return [] if int(found or 0) >= fence else [("HSET", layout.CONTROL, SHOWN, str(fence))]
 
-        until_undisturbed(raise_fence, f"{self._name}: xq:control changes all the time")
+        complaint = f"{self._name}: xq:control changes all the time"
+        read = ("HMGET", layout.CONTROL, SHOWN)
+        change_watched(self._connection.ask_all, [layout.CONTROL], [read], changes, complaint)
         return ()
 
     def write(self, operations: Operations) -> ApplyResult:
@@ -98,15 +78,15 @@ class SingleServer:
         return self._write(batch, lambda part: RankedPiece(batch, part, self._target, look=look, check=check))
 
     def write_under(self, claim: Claim, operations: Operations) -> ApplyResult:
-        """Write piece by piece, while a unit has the fence of a claim.
+        """Write piece by piece while the unit has the fence of the claim.
 
-        :raises LeaseLost: it has another one.
+        :raises LeaseLost: the unit has another fence.
         """
         batch = Batch(operations)
         return self._write(batch, lambda part: ClaimedPiece(batch, part, self._target, claim=claim, sink=self._name))
 
     def _write(self, batch: Batch, piece_of: Callable[[range], Piece]) -> ApplyResult:
-        """Write all pieces, and those again that other clients disturb."""
+        """Write all pieces, and repeat those with which other clients interfere."""
         written, collisions = 0, 0
         rejected: list[Rejection] = []
         parts = batch.cut()
@@ -122,18 +102,19 @@ class SingleServer:
             if spoilt and collisions == self._retry.attempts:
                 raise SinkUnavailable(f"{self._name}: {collisions} tries of one batch met other writers of its records")
             parts = spoilt
-            if spoilt and collisions > 1:  # the first time at once; then smaller, which meets fewer others, and later
+            # repeat once without a pause; later wait, and halve the pieces so that fewer other writers touch each
+            if spoilt and collisions > 1:
                 parts = [half for part in spoilt for half in batch.halves(part)]
                 self._retry.sleep(self._retry.pause(collisions - 1))
         return ApplyResult(written, len(batch) - written - len(rejected), tuple(rejected))
 
     def _write_pieces(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:
-        """Write pieces, of which three are at work at once: one is written, the next is looked up, one is made.
+        """Write pieces in a pipeline: while one is written, the next one is read, and the one after that is made.
 
-        The transaction of a piece travels with the reads of the next one. Its EXEC ends all watches, so that the WATCH
-        behind it is that of the next piece alone.
+        The transaction of a piece is sent together with the reads of the next piece. Its EXEC ends all watches, so that
+        the WATCH after it belongs to the next piece alone.
 
-        :returns: each piece, and whether its transaction took effect: not if another client changed what it relies on.
+        :returns: each piece, and whether its transaction took effect: not if another client changed what it had read.
         """
         connection = self._connection
         written: Piece | None = None
@@ -145,7 +126,7 @@ class SingleServer:
                 reads = made.reads if made is not None else ()
                 connection.send([*transaction, *reads])
                 written, looked_up, made = looked_up, made, None
-                if looked_up is not None:  # the server is at work meanwhile
+                if looked_up is not None:  # done while the server works
                     looked_up.pack()
                     made = next(pieces, None)
                 if written is not None:
@@ -154,31 +135,23 @@ class SingleServer:
                 if looked_up is not None:
                     looked_up.judge(connection.receive_all(len(reads)))
         except BaseException:
-            connection.close()  # replies may be on their way, and keys are watched
-            self.is_known = False
+            connection.close()  # replies may still arrive, and keys are watched
             raise
 
     def _took_effect(self, outcome: Reply) -> bool:
-        """Read the reply to EXEC, or to the UNWATCH in its place where there was nothing to write."""
+        """Read the reply to EXEC, or to UNWATCH if there was nothing to write."""
         if outcome is None:
             return False
         for answer in outcome if isinstance(outcome, list) else ():
             if isinstance(answer, Exception):
                 if code_of(answer) == "WRONGTYPE":
-                    return False  # a key became something else just now: the next look sees it
+                    return False  # another client changed the type of a key; the repetition sees it
                 raise explain(answer, self._connection.server) from answer
         return True
 
     def sweep(self, floor: int) -> int:
         names = layout.rank_hashes(self._shards)
-        return sweep_hashes(self._ask, names, stale_text(floor), self._name)
-
-    def wait_for_replicas(self, *, wanted: int, seconds: float) -> None:
-        try:
-            wait_for_replicas({self._connection: layout.WAITED}, wanted=wanted, seconds=seconds)
-        except Exception:
-            self.is_known = False
-            raise
+        return sweep_hashes(self._connection.ask_all, names, stale_text(floor), self._name)
 
     def close(self) -> None:
         self._connection.close()

@@ -1,57 +1,66 @@
-"""The Redis sink: what it takes, which store may feed it, and the batches that it hands to its servers."""
+"""The Redis sink: its options, the store that feeds it, and the batches that it passes to its servers."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 from export_queue.core.drivers import check_redis_tls, redis_tls
-from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.sinks.batch import Reasons, apply_batch, refuse_collections, refuse_seqs, retarget
-from export_queue.core.sinks.control import ControlRecord, check_owner
+from export_queue.core.errors import SinkConfigurationError, SinkRefused
+from export_queue.core.sinks.batch import (
+    Reasons,
+    apply_batch,
+    refuse_collections,
+    refuse_lengths,
+    refuse_seqs,
+    retarget,
+)
+from export_queue.core.sinks.control import check_owner
 from export_queue.core.sinks.guards import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.naming import is_fixed
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities
 from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.cluster import Cluster
-from export_queue.core.sinks.redis.connection import Connection
-from export_queue.core.sinks.redis.errors import Collision, until_undisturbed
-from export_queue.core.sinks.redis.floor import raise_floor, register_store
-from export_queue.core.sinks.redis.incarnation import Incarnations
-from export_queue.core.sinks.redis.packing import Command
-from export_queue.core.sinks.redis.servers import Servers, check_server
+from export_queue.core.sinks.redis.connection import Connection, Reply, change_watched
+from export_queue.core.sinks.redis.nodes import wait_for_replicas
+from export_queue.core.sinks.redis.packing import Command, word_of
+from export_queue.core.sinks.redis.servers import Incarnations, Servers, check_server
 from export_queue.core.sinks.redis.single import SingleServer
-from export_queue.core.sinks.redis.sizes import refuse_long
-from export_queue.core.sinks.redis.targets import TARGETS, Kind
+from export_queue.core.sinks.redis.sweep import raise_floor, register_store
+from export_queue.core.sinks.redis.targets import TARGETS, Kind, Target
 from export_queue.core.sinks.redis.unit_fences import GUARD, agree_on_guard, check_queue, claim_units
+
+_ALWAYS_TAKEN = 1 << 20
+"""Bytes of one part of a command that every server accepts: ``proto-max-bulk-len`` cannot be set lower."""
 
 
 class RedisSink:
-    """Strings, hashes or members of sets in one Redis server or in a Redis Cluster; the server says which it is.
+    """Strings, hashes or members of sets in one Redis server or in a Redis Cluster. The server says which it is.
 
-    :param host: the server's name or address; of a cluster that of any node.
-    :param port: its port.
+    :param host: name or address of the server, or of any node of a cluster.
+    :param port: the server's port.
     :param db: number of the database.
-    :param username: the user; None for the default one.
-    :param password: the password, or a callable that returns it, asked at each new connection.
-    :param ssl: whether to connect by TLS.
-    :param ssl_options: further TLS options in redis-py's names: ``ssl_ca_certs``, ``ssl_min_version`` and so on.
-    :param key: template of the records' keys, from ``$collection`` and ``$id``; ``${id}`` before a letter, a digit or
-        ``_``, and ``$$`` for a dollar sign of the key.
-    :param target: ``string``: a record is a string, its document. ``hash``: a record is a hash, the fields of its
-        document. ``set``: the id ``<set>/<member>`` is one
-        member of a set, ``$id`` in the key is the set's name, and documents are not kept.
-    :param shards: over how many hashes the ranks are spread; fixed by the first sink that writes to the
-        database, and taken from there where it is left out. A cluster's ranks lie by slots.
-    :param wait_replicas: how many replicas, of each primary in a cluster, must have a batch before it counts as
-        acknowledged; they are waited for during half of ``socket_timeout``.
-    :param socket_timeout: seconds to wait for an answer; a batch that takes longer counts as failed.
+    :param username: the user; None for the default user.
+    :param password: the password, or a callable that returns it and is called for each new connection.
+    :param ssl: whether to connect with TLS.
+    :param ssl_options: further TLS options by redis-py's names: ``ssl_ca_certs``, ``ssl_min_version`` and so on.
+    :param key: template of the record keys, with ``$collection`` and ``$id``. Write ``${id}`` before a letter, a digit
+        or ``_``, and ``$$`` for a dollar sign.
+    :param target: ``string``: a record is a string, its document. ``hash``: a record is a hash with the fields of its
+        document. ``set``: the id ``<set>/<member>`` is a member of a set, ``$id`` in the key is the name of the set,
+        and documents are not kept.
+    :param shards: number of hashes that hold the ranks. The first sink that writes to the database fixes it; sinks that
+        leave it out use that number. A cluster stores ranks by slots instead.
+    :param wait_replicas: number of replicas (of each primary in a cluster) that must have a batch before it is
+        acknowledged. The sink waits for them for half of ``socket_timeout``.
+    :param socket_timeout: seconds to wait for an answer. A batch that takes longer counts as failed.
     :param socket_connect_timeout: seconds to wait for a connection.
-    :param guard: what keeps late deliveries out: ``seq``, the rank of each record, or ``fence``, that of the drain.
+    :param guard: what rejects late deliveries: ``seq``, the rank of each record, or ``fence``, the fence of the drain.
     :raises SinkConfigurationError: an option is not valid.
     """
 
@@ -124,136 +133,116 @@ class RedisSink:
         self._connect = connect
         self._connection = connect(host, port)
         self._servers: Servers | None = None
+        self._is_known = False
+        """Whether the servers have been examined since the last error."""
         self._fixed = {template} if is_fixed(template) else set()
         self._agreed: set[str] = set()
-        """Templates of keys, with nothing but ``$id`` left, whose guard is known to be this one."""
+        """Key templates, with only ``$id`` left, that are known to be written under this sink's guard."""
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
-        """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
         key = layout.control_key(queue_id)
-        with self._lock:
+        read: Command = ("HMGET", key, *layout.CONTROL_FIELDS, GUARD)
+        noted: Command = (GUARD, "fence") if self._is_fenced else ()
+
+        def decide(replies: Sequence[Reply]) -> Sequence[Command]:
+            ((*fields, guard),) = replies
+            found = layout.read_control(fields)
+            check_queue(guard, is_known=found is not None, is_fenced=self._is_fenced, queue_id=queue_id, sink=self)
+            kept = check_owner(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown)
+            return [("HSET", key, *layout.write_control(kept), *noted)]
+
+        with self._working(readmit=readmit) as servers:
             self._agreed.clear()
-            if readmit:
-                self._incarnations.forget()
-                if self._servers is not None:
-                    self._servers.is_known = False
-            servers = self._prepare()
             servers.prove(key, readmit=readmit)
-            ask = partial(servers.ask, key)
-            noted: Command = ()
-
-            def read_and_check() -> ControlRecord:
-                _, (*fields, guard) = ask(("WATCH", key), ("HMGET", key, *layout.CONTROL_FIELDS, GUARD))
-                found = layout.read_control(fields)
-                try:
-                    check_queue(
-                        guard, is_known=found is not None, is_fenced=self._is_fenced, queue_id=queue_id, sink=self
-                    )
-                    return check_owner(
-                        found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown
-                    )
-                except Exception:
-                    ask(("UNWATCH",))
-                    raise
-
-            def record() -> None:
-                guard = (GUARD, "fence") if self._is_fenced else ()
-                write: Command = ("HSET", key, *layout.write_control(read_and_check()), *noted, *guard)
-                *_, done = ask(("MULTI",), write, ("EXEC",))
-                if done is None:
-                    raise Collision
-
-            # a store that is refused must not be registered, one that is registered must be known before its record is
-            read_and_check()
-            ask(("UNWATCH",))
+            decide(servers.ask(key, read))  # a refused store must not be registered
             register_store(partial(servers.ask, layout.CONTROL), store_id=store_id, sink=str(self))
-            self._agree_on_guard(self._fixed)
-            noted = servers.show(fence)
-            until_undisturbed(record, f"{self}: the control record of queue {queue_id!r} changes all the time")
-            self._wait()
+            self._agree_on_guard(servers, self._fixed)
+            noted = (*servers.show(fence), *noted)
+            complaint = f"{self}: the control record of queue {queue_id!r} changes all the time"
+            change_watched(partial(servers.ask, key), [key], [read], decide, complaint)
+            self._wait(servers)
 
     def apply(self, operations: Operations) -> ApplyResult:
-        """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
         if self._is_fenced:
             raise unclaimed_error(self)
-        return self._apply(operations, self._write)
+        return self._apply(operations)
 
     def binding(self) -> Mapping[str, Any]:
-        """Template, kind of record and guard; see :class:`~export_queue.core.sinks.BoundSink`."""
         return dict(self._binding)
 
     def claim(self, claims: Sequence[Claim]) -> Sequence[ClaimedSink]:
-        """Take units over; see :class:`~export_queue.core.sinks.FencedSink`."""
-        with self._lock:
-            claim_units(partial(self._prepare().ask, layout.CONTROL), claims, self)
+        with self._working() as servers:
+            claim_units(partial(servers.ask, layout.CONTROL), claims, self)
         return [self.under(claim) for claim in claims]
 
     def under(self, claim: Claim) -> ClaimedSink:
-        """Return the sink of a claim; see :class:`~export_queue.core.sinks.FencedSink`."""
-        return ClaimedSink(self, lambda operations: self._apply(operations, partial(self._write_under, claim)))
+        return ClaimedSink(self, partial(self._apply, claim=claim))
 
-    def _apply(self, operations: Operations, write: Callable[[Operations], ApplyResult]) -> ApplyResult:
+    def _apply(self, operations: Operations, *, claim: Claim | None = None) -> ApplyResult:
         templates, refused = layout.fill_collections(self._template, set(operations.collections))
         targeted = retarget(operations, templates)
         reasons: Reasons = {}
         refuse_collections(operations, reasons, refused)
         refuse_seqs(targeted, reasons)
         self._target.refuse(targeted, reasons)
-        with self._lock:
-            self._agree_on_guard(set(templates.values()))
-            refuse_long(self._prepare, self._target, targeted, reasons)
+        with self._working() as servers:
+            self._agree_on_guard(servers, set(templates.values()))
+            _refuse_long(servers, self._target, targeted, reasons)
+            # a fenced sink never writes to a cluster
+            write = servers.write if claim is None else partial(cast(SingleServer, servers).write_under, claim)
             result = apply_batch(targeted, reasons=reasons, write=write, ttl=True)
-            self._wait()
+            self._wait(servers)
             return result
 
-    def _agree_on_guard(self, templates: Set[str]) -> None:
-        """Make sure, once, that keys of these templates are written under one guard.
+    def _agree_on_guard(self, servers: Servers, templates: Set[str]) -> None:
+        """Check, once per template, that all queues write its keys under one guard.
 
-        :param templates: with nothing but ``$id`` left.
-        :raises SinkConfigurationError: another queue writes them under the other guard.
+        :param templates: key templates in which only ``$id`` is left.
         """
         new = sorted(templates - self._agreed)
-        servers = self._prepare() if new else None
-        if isinstance(servers, SingleServer):  # in a cluster there is one guard only
+        if new and isinstance(servers, SingleServer):  # a cluster has only one guard
             agree_on_guard(partial(servers.ask, layout.CONTROL), new, is_fenced=self._is_fenced, sink=self)
         self._agreed.update(new)
 
     def sweep(self, *, store_id: str, floor: int) -> int:
-        """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
-        with self._lock:
-            servers = self._prepare()
+        with self._working() as servers:
             raised = raise_floor(partial(servers.ask, layout.CONTROL), store_id=store_id, floor=floor, sink=str(self))
             return servers.sweep(raised)
 
     def close(self) -> None:
-        """Close all connections."""
         with self._lock:
             self._connection.close()
             if self._servers is not None:
                 self._servers.close()
 
-    def _write(self, operations: Operations) -> ApplyResult:
-        return self._prepare().write(operations)
-
-    def _write_under(self, claim: Claim, operations: Operations) -> ApplyResult:
-        return cast(SingleServer, self._prepare()).write_under(claim, operations)  # no cluster has this guard
-
-    def _wait(self) -> None:
-        """Wait for replicas, where that is asked for."""
+    def _wait(self, servers: Servers) -> None:
         if self._wait_replicas:
-            self._prepare().wait_for_replicas(wanted=self._wait_replicas, seconds=self._wait_seconds)
+            wait_for_replicas(servers.keys(layout.WAITED), wanted=self._wait_replicas, seconds=self._wait_seconds)
 
-    def _prepare(self) -> Servers:
-        """Look at the servers, at first and after each error, since others may have taken their place."""
-        if self._servers is None or not self._servers.is_known:
-            # a cluster stays one: its nodes are known, and the one that was named may be away
-            if not isinstance(self._servers, Cluster):
-                self._servers = self._recognize()
-            self._servers.prepare()
-        return self._servers
+    @contextmanager
+    def _working(self, *, readmit: bool = False) -> Iterator[Servers]:
+        """Hold the lock, and give access to the servers.
+
+        They are examined at the first use and after each error, because other servers may have replaced them.
+        """
+        with self._lock:
+            if readmit:
+                self._incarnations.forget()
+                self._is_known = False
+            try:
+                # a cluster stays a cluster: the node that was named may be down, but the others are known
+                if not self._is_known and not isinstance(self._servers, Cluster):
+                    self._servers = self._recognize()
+                servers = cast(Servers, self._servers)
+                if not self._is_known:
+                    servers.prepare()
+                    self._is_known = True
+                yield servers
+            except BaseException:
+                self._is_known = False
+                raise
 
     def _recognize(self) -> Servers:
-        """Ask the server that was named whether it is a single one."""
         if check_server(self._connection) != "cluster":
             return SingleServer(self._connection, self._target, self._incarnations, wanted_shards=self._wanted_shards)
         if self._is_fenced:
@@ -270,3 +259,36 @@ class RedisSink:
 
     def __repr__(self) -> str:
         return f"<RedisSink {self._connection.server} {self._template}>"
+
+
+def _refuse_long(servers: Servers, target: Target, operations: Operations, reasons: Reasons) -> None:
+    """Refuse operations with a part that is longer than Redis, or its setting ``proto-max-bulk-len``, allows.
+
+    A server that receives one closes the connection without saying which record of the batch caused it.
+
+    :param operations: the batch, with key templates as collections.
+    """
+    longest_document = max(map(len, filter(None, operations.documents)), default=0)
+    if longest_document + max(map(len, operations.ids), default=0) <= _ALWAYS_TAKEN:
+        return
+    refuse_lengths(operations, reasons, id_bytes=layout.MAX_BYTES // 2, document_bytes=layout.MAX_BYTES)
+    for i, (record, document) in enumerate(zip(operations.ids, operations.documents, strict=True)):
+        if len(record) + len(document or b"") <= _ALWAYS_TAKEN or i in reasons:
+            continue
+        key = word_of(target.locate(operations.take([i])).keys[0])
+        longest = max(len(key), target.longest_part(record, document))
+        if longest > _ALWAYS_TAKEN and not _takes(servers, key, longest):
+            reasons[i] = f"{longest} bytes in one piece are more than the server takes (proto-max-bulk-len)"
+
+
+def _takes(servers: Servers, key: bytes, length: int) -> bool:
+    """Return whether a server accepts a part of this length.
+
+    Not every user may read the setting. But ``GETBIT`` refuses an offset beyond the limit, whatever the key holds.
+    """
+    try:
+        servers.ask(key, ("GETBIT", key, str(8 * (length - 1))))
+    except SinkRefused as error:
+        # other refusals, such as a missing right or a key that is no string, say nothing about lengths
+        return "bit offset" not in str(error)
+    return True

@@ -1,39 +1,83 @@
-"""Tombstones of a single server: their removal from the hashes of ranks, page by page."""
+"""The floor of a Redis database, the stores that feed it, and the removal of tombstones from a single server.
+
+The floor is a field of ``xq:control``, which every batch of a single server watches. A sweep that raises the floor
+changes that key, so that no batch that has read the old floor is executed afterwards.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from export_queue.core.sinks.redis.connection import Ask
-from export_queue.core.sinks.redis.errors import Collision, until_undisturbed
+from export_queue.core.sinks import control
+from export_queue.core.sinks.control import FloorRecord, stale_rank
+from export_queue.core.sinks.redis.connection import Ask, Reply, change_watched
+from export_queue.core.sinks.redis.layout import CONTROL, rank_texts
 from export_queue.core.sinks.redis.packing import Command
 
+READ_FLOOR: Command = ("HGET", CONTROL, "floor")
 PAGE = 500
-"""Fields of a hash that are looked at in one go, about."""
+"""Approximate number of fields of a hash that are read together."""
 AT_ONCE = 50
-"""Hashes whose first pages are asked for in one go: most of them are small."""
+"""Number of hashes whose first pages are read together. Most hashes have no second page."""
 REPORT_GROUPS = 10
-"""Groups of hashes after which the log says how far the sweep is."""
+"""Groups of hashes between two lines of progress in the log."""
 
 log = logging.getLogger("export_queue.sweep")
 
 
-def sweep_hashes(ask: Ask, names: Sequence[bytes], stale: bytes, sink: str) -> int:
-    """Remove from hashes of ranks the tombstones at or below the floor, which has been raised before.
+def stale_text(floor: bytes | int | None) -> bytes:
+    """Return the highest rank that a floor makes stale, in the form of stored ranks; empty without a floor."""
+    return rank_texts([stale_rank(int(floor))])[0] if floor and int(floor) else b""
 
-    :param names: of the hashes of all shards.
+
+def register_store(ask: Ask, *, store_id: str, sink: str) -> None:
+    """Record that a store feeds this database.
+
+    :raises SinkBelongsToAnother: another store has swept it.
+    """
+    _change(ask, lambda found: control.register_store(found, store_id=store_id, sink=sink), sink)
+
+
+def raise_floor(ask: Ask, *, store_id: str, floor: int, sink: str) -> int:
+    """Raise the floor. Batches that have read the old one are no longer executed.
+
+    :returns: the floor from now on.
+    :raises SinkBelongsToAnother: other stores feed this database too.
+    """
+    return _change(ask, lambda found: control.raise_floor(found, store_id=store_id, floor=floor, sink=sink), sink).floor
+
+
+def _change(ask: Ask, decide: Callable[[FloorRecord], FloorRecord], sink: str) -> FloorRecord:
+    wanted = FloorRecord()
+
+    def changes(replies: Sequence[Reply]) -> Sequence[Command]:
+        nonlocal wanted
+        ((floor, stores),) = replies
+        found = FloorRecord(frozenset(json.loads(stores or "[]")), int(floor or 0))
+        wanted = decide(found)
+        if wanted == found:
+            return ()
+        return [("HSET", CONTROL, "floor", str(wanted.floor), "stores", json.dumps(sorted(wanted.stores)))]
+
+    read = ("HMGET", CONTROL, "floor", "stores")
+    change_watched(ask, [CONTROL], [read], changes, f"{sink}: {CONTROL.decode()} changes all the time")
+    return wanted
+
+
+def sweep_hashes(ask: Ask, names: Sequence[bytes], stale: bytes, sink: str) -> int:
+    """Remove the tombstones at or below the floor, which is raised already, from hashes of ranks.
+
     :param stale: the highest stale rank.
-    :returns: how many were removed.
+    :returns: the number of tombstones removed.
     """
     removed = 0
     for start in range(0, len(names), AT_ONCE):
         group = names[start : start + AT_ONCE]
         pages = ask(*(_scan(name, b"0") for name in group))
-        removed += sum(
-            _sweep_hash(ask, *hash_and_page, stale, sink) for hash_and_page in zip(group, pages, strict=True)
-        )
+        removed += sum(_sweep_hash(ask, name, page, stale, sink) for name, page in zip(group, pages, strict=True))
         if start // AT_ONCE % REPORT_GROUPS == REPORT_GROUPS - 1:
             log.info("%s: %d of %d hashes swept, %d tombstones removed", sink, start + AT_ONCE, len(names), removed)
     return removed
@@ -44,7 +88,7 @@ def _scan(name: bytes, cursor: bytes) -> Command:
 
 
 def _sweep_hash(ask: Ask, name: bytes, page: Any, stale: bytes, sink: str) -> int:
-    """Remove the tombstones of one hash, of which the first page has been read."""
+    """Sweep one hash, whose first page has been read."""
     removed = 0
     while True:
         cursor, pairs = page
@@ -56,22 +100,15 @@ def _sweep_hash(ask: Ask, name: bytes, page: Any, stale: bytes, sink: str) -> in
 
 
 def _remove(ask: Ask, name: bytes, fields: Sequence[bytes], stale: bytes, sink: str) -> int:
-    """Remove the fields of a hash that still are tombstones; a record that was put again since the page stays."""
+    """Remove the fields that are still tombstones; a record may have been put again since its page was read."""
 
-    def remove() -> int:
-        _, ranks = ask(("WATCH", name), ("HMGET", name, *fields))
+    def changes(replies: Sequence[Reply]) -> Sequence[Command]:
+        (ranks,) = replies
         doomed = [field for field, rank in zip(fields, ranks, strict=True) if rank and _is_doomed(rank, stale)]
-        if not doomed:
-            ask(("UNWATCH",))
-            return 0
-        *_, done = ask(("MULTI",), ("HDEL", name, *doomed), ("EXEC",))
-        if done is None:
-            raise Collision
-        return int(done[0])
+        return [("HDEL", name, *doomed)] if doomed else ()
 
-    return until_undisturbed(
-        remove, f"{sink}: {name.decode()} changes all the time", hint="sweep again when less is drained"
-    )
+    complaint, hint = f"{sink}: {name.decode()} changes all the time", "sweep again when less is drained"
+    return sum(change_watched(ask, [name], [("HMGET", name, *fields)], changes, complaint, hint=hint))
 
 
 def _is_doomed(rank: bytes, stale: bytes) -> bool:

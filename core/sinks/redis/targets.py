@@ -1,21 +1,24 @@
-"""What a record is in Redis, a string, a hash or a member of a set, and the commands that bring it about (pure)."""
+"""What a record is in Redis (a string, a hash or a member of a set), and the commands that write it (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
+
+import orjson
 
 from export_queue.core.sinks.batch import Reasons
+from export_queue.core.sinks.json_texts import texts_of
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import Rejection
-from export_queue.core.sinks.redis.fields import fields_of
 from export_queue.core.sinks.redis.layout import RESERVED, affixes_of, keys_of, packed_keys_of
 from export_queue.core.sinks.redis.packing import Packed, joined, pack_words, packed, with_pairs, with_words, word_of
 
 Kind = Literal["string", "hash", "set"]
+_JSON_TYPES = {list: "array", str: "text", int: "number", float: "number", bool: "truth value", type(None): "null"}
 _MOST_WORDS = 2000
-"""Names and values in one HSET: a script cannot call a command of more than some thousand words."""
+"""Maximum number of names and values in one HSET: a script cannot call a command of more than some thousand words."""
 _MSET, _SET, _UNLINK, _HSET, _PEXPIRE, _SADD, _SREM = map(packed, "MSET SET UNLINK HSET PEXPIRE SADD SREM".split())
 
 
@@ -24,57 +27,57 @@ class Records:
     """Operations on distinct records, as columns of packed words."""
 
     keys: Sequence[bytes]
-    """The user's key of each record: a string's, or a set's."""
+    """The key of each record, or of the set that it is a member of."""
     fields: Sequence[bytes]
-    """Under which each record's rank stands in the hash of its shard."""
+    """The field that holds the rank of each record in the hash of its shard."""
     members: Sequence[bytes]
-    """The member of the set that each record is; empty where records are strings."""
+    """The member of a set that each record is; empty for other records."""
     documents: Sequence[bytes | None]
     """Not packed."""
     ttls: Sequence[float | None] | None = None
 
     def milliseconds(self, position: int) -> bytes | None:
-        """Return how long a record is to be kept; None where it stays."""
+        """Return the time to live of a record; None if it has none."""
         ttl = self.ttls[position] if self.ttls is not None else None
         return None if ttl is None else b"%d" % max(1, round(ttl * 1000))
 
 
 def wrong_type(position: int, key: bytes, found: bytes) -> Rejection:
-    """Reject an operation on a key, packed, that holds something else than a set."""
+    """Reject an operation on a packed key that holds no set."""
     return Rejection(position, f"WRONGTYPE key {word_of(key)[:100]!r} holds a {found.decode()}, not a set")
 
 
 class Target(Protocol):
-    """What a record is. Collections of operations hold templates with nothing but ``$id`` left."""
+    """What a record is. The collections of operations are key templates with only ``$id`` left."""
 
     repeats: bool
-    """Whether an operation that the sink has already is sent again. Where a command may fail alone, its
-    rank may be recorded without it; then a repetition of the operation heals it."""
+    """Whether an operation whose rank is recorded already is sent again. If a command can fail alone, its rank may have
+    been recorded without it, and the repetition corrects that."""
 
     only: bytes
-    """The type that a key must have if it is there; empty where commands take keys of any type."""
+    """The type that an existing key must have; empty if the commands accept keys of any type."""
 
     hashes: bytes
-    """The beginning of the names of the hashes of ranks."""
+    """Prefix of the names of the hashes of ranks."""
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
-        """Note the operations that can never be taken."""
+        """Add the operations that can never be written to the reasons."""
 
     def locate(self, operations: Operations) -> Records:
-        """Say where the records and their ranks lie."""
+        """Return the keys and fields of the records and their ranks."""
 
     def checked_keys(self, records: Records) -> Sequence[bytes]:
-        """Return the keys whose type must be looked at, packed."""
+        """Return the packed keys whose type must be read."""
 
     def longest_part(self, record: bytes, document: bytes | None) -> int:
-        """Return the bytes of the longest part of an operation that travels in one piece."""
+        """Return the bytes of the longest word that an operation sends, apart from its key."""
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Packed]:
-        """Return the commands that bring records to what the operations say."""
+        """Return the commands that write the operations at some positions."""
 
 
 class StringTarget:
-    """Each record is a string, its document. SET and UNLINK take keys of any type, and neither fails alone."""
+    """Each record is a string, its document. SET and UNLINK accept keys of any type, and neither can fail alone."""
 
     repeats = False
     only = b""
@@ -92,12 +95,11 @@ class StringTarget:
         return ()
 
     def longest_part(self, record: bytes, document: bytes | None) -> int:
-        """The document is one part."""
         return len(document or b"")
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Packed]:
         keys, documents = records.keys, records.documents
-        if len(positions) == len(keys) and records.ttls is None and all(documents):  # no need to look at each
+        if len(positions) == len(keys) and records.ttls is None and all(documents):  # the usual case
             return [with_pairs(_MSET, keys, cast(Sequence[bytes], documents))]
         put: list[int] = []
         gone: list[bytes] = []
@@ -118,7 +120,7 @@ class StringTarget:
 
 
 class HashTarget(StringTarget):
-    """Each record is a hash: the fields of its document, a JSON object. It is replaced as a whole."""
+    """Each record is a hash with the fields of its document, a JSON object. It is replaced as a whole."""
 
     def refuse(self, operations: Operations, reasons: Reasons) -> None:
         super().refuse(operations, reasons)
@@ -130,11 +132,10 @@ class HashTarget(StringTarget):
                     reasons[i] = str(error)
 
     def longest_part(self, record: bytes, document: bytes | None) -> int:
-        """Each name and each value of a field is one."""
         return 0 if document is None else max(map(len, fields_of(document)))
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Packed]:
-        # all are unlinked first, so that no earlier field stays
+        # unlink first, so that no earlier field remains
         commands = [with_words(_UNLINK, [records.keys[i] for i in positions])] if positions else []
         for i in positions:
             if (document := records.documents[i]) is not None:
@@ -166,7 +167,7 @@ class SetTarget:
                 reasons.setdefault(i, "the name of a set holds no NUL")
 
     def locate(self, operations: Operations) -> Records:
-        # the key and the member, with a NUL between them, are the rank's field
+        # the field of the rank is the key, a NUL and the member
         split = [record.partition(b"/") for record in operations.ids]
         keys = keys_of(operations.collections, [name for name, _, _ in split])
         members = [member for _, _, member in split]
@@ -174,11 +175,10 @@ class SetTarget:
         return Records(pack_words(keys), pack_words(fields), pack_words(members), operations.documents)
 
     def checked_keys(self, records: Records) -> Sequence[bytes]:
-        # all sets: a command on another type would fail alone, in the middle of a transaction, without a rollback
+        # a command on another type would fail alone in the transaction, which Redis does not roll back
         return list(dict.fromkeys(records.keys))
 
     def longest_part(self, record: bytes, document: bytes | None) -> int:
-        """Of the id only, since documents are not kept."""
         return len(record)
 
     def writes(self, records: Records, positions: Sequence[int]) -> list[Packed]:
@@ -199,3 +199,36 @@ def _refuse_reserved(templates: Sequence[str], ids: Sequence[bytes], reasons: Re
         for i, key in enumerate(keys_of(templates, ids)):
             if key.startswith(RESERVED):
                 reasons.setdefault(i, f"key {key[:100]!r}: keys that begin with xq: are the sink's own")
+
+
+def fields_of(document: bytes) -> list[bytes]:
+    """Return the names and values of a document's fields in turn, for a Redis hash.
+
+    A string becomes its text. Any other value becomes its JSON as it is in the document, so that no digit is lost. Null
+    fields are left out.
+
+    :raises ValueError: the document is not a JSON object with a field, or is nested too deeply.
+    """
+    try:
+        found = orjson.loads(document)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"the document is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"the document is a JSON {_JSON_TYPES[type(found)]}, expected an object")
+    # orjson turns an integer of more than 64 bits into a float
+    texts = texts_of(document) if any(type(v) in (float, list, dict) for v in found.values()) else {}
+    fields: list[bytes] = []
+    for name, value in found.items():
+        if value is not None:
+            fields += (name.encode(), _text(value, texts.get(name, "")))
+    if not fields:
+        raise ValueError("the document has no field: a hash in Redis has at least one")
+    return fields
+
+
+def _text(value: Any, raw: str) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    return b"%d" % value if isinstance(value, int) else raw.encode()

@@ -1,12 +1,12 @@
-"""The guard ``fence`` in Redis: a hash for each unit, watched while its fence is compared and records are written.
+"""The guard ``fence`` in Redis: each unit has a hash, watched while its fence is compared and records are written.
 
 ============================  ==============================================================================
 key                           holds
 ============================  ==============================================================================
-``xq:fence:<unit>``           hash: fence of the drain that claimed the unit last, as decimal text
+``xq:fence:<unit>``           hash: fence of the last drain that claimed the unit, as decimal text
 ============================  ==============================================================================
 
-Values travel in native commands, never through a script, which would copy each of them.
+Documents are sent with native commands. A script would copy each of them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.sinks.guards import Claim, needs_higher_fence, overtaken_error
-from export_queue.core.sinks.redis.connection import Ask
-from export_queue.core.sinks.redis.errors import Collision, until_undisturbed
+from export_queue.core.sinks.redis.connection import Ask, Reply, change_watched
 from export_queue.core.sinks.redis.layout import CONTROL
+from export_queue.core.sinks.redis.packing import Command
 from export_queue.core.sinks.redis.pieces import Batch, Piece
 from export_queue.core.sinks.redis.targets import Target
 
@@ -28,11 +28,11 @@ _FENCE = "fence"
 
 
 def check_queue(guard: bytes | None, *, is_known: bool, is_fenced: bool, queue_id: str, sink: object) -> None:
-    """Make sure that all records of a queue were written under one guard.
+    """Check that a queue was not drained under the other guard before.
 
-    :param guard: the field of its control record.
+    :param guard: the field ``guard`` of its control record.
     :param is_known: whether it has a control record.
-    :raises SinkConfigurationError: it was drained with the other guard.
+    :raises SinkConfigurationError: it was.
     """
     if not is_known or (guard is not None) == is_fenced:
         return
@@ -40,15 +40,15 @@ def check_queue(guard: bytes | None, *, is_known: bool, is_fenced: bool, queue_i
     reason = "its records have ranks, which this guard would leave behind" if is_fenced else "its records have no ranks"
     raise SinkConfigurationError(
         f"queue {queue_id!r} was drained into {sink} with guard={found!r}, not {wanted!r}: {reason}",
-        hint=f"go on with guard={found!r}, or empty the database together with its keys that begin with xq:",
+        hint=f"continue with guard={found!r}, or empty the database together with its keys that begin with xq:",
     )
 
 
 def agree_on_guard(ask: Ask, templates: Sequence[str], *, is_fenced: bool, sink: object) -> None:
-    """Note the guard of keys, and make sure that it is that of all queues that write them.
+    """Record the guard of keys, and check that all queues write them under it.
 
-    :param templates: of the keys, with nothing but ``$id`` left.
-    :raises SinkConfigurationError: they are written under the other guard.
+    :param templates: templates of the keys, with only ``$id`` left.
+    :raises SinkConfigurationError: another queue writes them under the other guard.
     """
     wanted, other = ("fence", "seq") if is_fenced else ("seq", "fence")
     fields = [f"{GUARD}:{template}" for template in templates]
@@ -69,30 +69,19 @@ def claim_units(ask: Ask, claims: Sequence[Claim], sink: object) -> None:
     """
     keys = [_key(claim.unit) for claim in claims]
 
-    def claim_all() -> None:
-        _, *found = ask(("WATCH", *keys), *(("HMGET", key, _FENCE) for key in keys))
-        try:
-            raised = [
-                ("HSET", key, _FENCE, str(claim.fence))
-                for key, claim, (fence,) in zip(keys, claims, found, strict=True)
-                if needs_higher_fence(_number(fence), claim, sink)
-            ]
-        except Exception:
-            ask(("UNWATCH",))
-            raise
-        *_, done = ask(("MULTI",), *raised, ("EXEC",))
-        if done is None:
-            raise Collision
+    def decide(replies: Sequence[Reply]) -> Sequence[Command]:
+        return [
+            ("HSET", key, _FENCE, str(claim.fence))
+            for key, claim, (fence,) in zip(keys, claims, replies, strict=True)
+            if needs_higher_fence(_number(fence), claim, sink)
+        ]
 
-    until_undisturbed(claim_all, f"{sink}: the fences of {len(claims)} units change all the time")
+    reads = [("HMGET", key, _FENCE) for key in keys]
+    change_watched(ask, keys, reads, decide, f"{sink}: the fences of {len(claims)} units change all the time")
 
 
 class ClaimedPiece(Piece):
-    """A piece that is written if its unit still has the fence of a claim.
-
-    :param claim: the claim.
-    :param sink: for messages.
-    """
+    """A piece that is written if its unit still has the fence of a claim."""
 
     def __init__(self, batch: Batch, part: range, target: Target, *, claim: Claim, sink: object) -> None:
         super().__init__(batch, part, target)
@@ -102,14 +91,9 @@ class ClaimedPiece(Piece):
         self.reads = [("WATCH", key), ("HMGET", key, _FENCE), *self.look_at_types]
 
     def pack(self) -> None:
-        """Make the transaction as if all keys had the right types."""
         self._write(range(len(self)))
 
     def judge(self, replies: Sequence[Any]) -> None:
-        """Compare the fence, and leave out what cannot be written.
-
-        :raises LeaseLost: the unit has another fence.
-        """
         _, (fence,), *types = replies
         if (found := _number(fence)) != self._claim.fence:
             raise overtaken_error(found, self._claim, self._sink)
