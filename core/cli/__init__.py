@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it with one line and status 130, from the loading of its modules on."""
+    """Run the command line. Ctrl-C, also while modules load, ends it with one line and status 130."""
     try:
         from export_queue.core.cli import program
 

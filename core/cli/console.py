@@ -1,13 +1,15 @@
-"""The command line's frame: the program, its exit status, and how results are shown."""
+"""The frame of the command line: the program, its exit status, and how it prints results and log lines."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -25,21 +27,20 @@ from export_queue.core.printable import PrintableLines, printable
 
 DISTRIBUTION = "airflow-provider-export-queue"
 FAILED, WRONG_USE, TRY_AGAIN = 1, 2, 75
-"""Exit statuses after an error: whether a repetition may help. 75 is EX_TEMPFAIL of sysexits.h."""
+"""Exit statuses after an error; they say whether to try again. 75 is EX_TEMPFAIL of sysexits.h."""
 
 _NO_ASCII = re.compile(r"[\x7f-\U0010ffff]")
-LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 DELETE = "(delete)"
 IDENTIFYING = frozenset({"queue", "subscription", "sink", "seq", "drain_id"})
-"""Columns that a narrow terminal does not break."""
+"""Columns whose cells are never broken on a narrow terminal."""
 
 
 class _Program(TyperGroup):
-    """The commands; Ctrl-C in one of them is told in one line, which Typer would not do."""
+    """The commands. Ctrl-C ends one of them with a single line, which Typer would not do."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interruption:
@@ -48,7 +49,7 @@ class _Program(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Program, no_args_is_help=True, help="Set a store of export queues up, look at it, and drain its queues."
+    cls=_Program, no_args_is_help=True, help="Set up a store of export queues, inspect it, and drain its queues."
 )
 
 
@@ -64,46 +65,72 @@ def _program(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
-    """Set a store of export queues up, look at it, and drain its queues."""
+    """Set up a store of export queues, inspect it, and drain its queues."""
 
 
 def main() -> None:
-    """Run the command line; an error of this library ends it with one message, and with status 1 or 75."""
-    if logging.lastResort is not None:  # the handler of warnings where a command shows no log
+    """Run the command line. An error of this library is printed as one message, with exit status 1 or 75."""
+    if logging.lastResort is not None:  # it handles warnings when a command shows no log
         logging.lastResort.setFormatter(PrintableLines())
     try:
-        _refuse_halves(sys.argv)
+        _require_utf8(sys.argv)
         try:
             app()
         finally:
-            sys.stdout.flush()  # here, where a full disk can still be told
+            sys.stdout.flush()  # while an error such as a full disk can still be reported
     except ExportQueueError as error:
         lines = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]).split("\n")
         print("\n".join(map(printable, lines)), file=sys.stderr)
         sys.exit(TRY_AGAIN if error.transient else FAILED)
     except OSError as error:
-        sys.stdout = io.StringIO()  # what it still holds cannot be written at the end either
+        sys.stdout = io.StringIO()  # discard the buffer, which cannot be written at exit either
         print(f"{type(error).__name__}: {error.strerror or error}", file=sys.stderr)
         sys.exit(FAILED)
 
 
-def _refuse_halves(arguments: Sequence[str]) -> None:
-    for place, text in enumerate(arguments):
+def _require_utf8(arguments: Sequence[str]) -> None:
+    for index, text in enumerate(arguments):
         try:
             text.encode()
         except UnicodeEncodeError:
-            print(f"argument {place}: expected UTF-8, found other bytes", file=sys.stderr)
+            print(f"argument {index}: expected UTF-8, found other bytes", file=sys.stderr)
             sys.exit(WRONG_USE)
 
 
-def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str] = ()) -> None:
-    """Print rows of equal names.
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a command prints: JSON for programs, or a table and lines for people."""
 
-    :param hide: names that the table leaves out; JSON has them all.
-    """
+    json: object
+    is_indented: bool = True
+    """Whether the JSON is printed in several lines."""
+    table: Sequence[Mapping[str, Any]] | None = None
+    hide: Sequence[str] = ()
+    """Columns that the table leaves out."""
+    lines: Sequence[str] = ()
+    """Printed below the table."""
+
+
+def show(result: Any, *, as_json: bool) -> None:
+    """Print a result: a :class:`Result`, a list of rows with the same names, one row, or a report."""
+    if isinstance(result, list):
+        result = Result(json=result, table=result)
+    elif isinstance(result, Mapping):
+        width = max(map(len, result))
+        lines = [f"{name:<{width}}  {printable(value)}".rstrip() for name, value in result.items()]
+        result = Result(json=result, lines=lines)
+    elif not isinstance(result, Result):
+        result = Result(json=result.to_json(), is_indented=False, lines=[result.line()])
     if as_json:
-        print_json(rows, indented=True)
+        print_json(result.json, indented=result.is_indented)
         return
+    if result.table is not None:
+        _show_table(result.table, result.hide)
+    for line in result.lines:
+        print(printable(line), flush=True)
+
+
+def _show_table(rows: Sequence[Mapping[str, Any]], hide: Sequence[str]) -> None:
     if not rows:
         print("nothing to show")
         return
@@ -116,7 +143,7 @@ def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str
     for line in zip(*cells.values(), strict=True):
         table.add_row(*line)
     console = Console()
-    # Nothing is cut, and no word broken: other commands take what stands in a cell.
+    # Print cells whole and words unbroken, because their content is copied into other commands.
     needed = console.measure(table, options=console.options.update(max_width=1 << 20))
     if not console.is_terminal:
         console.width = max(console.width, needed.maximum)
@@ -126,14 +153,14 @@ def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool, hide: Sequence[str
 
 
 def shown_delete(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Show people an entry that says that its record is gone; JSON has null there."""
+    """Mark the value of a delete in a row for people; JSON has null there."""
     return {
         name: DELETE if name in ("value", "value_bytes") and value is None else value for name, value in row.items()
     }
 
 
 def print_json(value: object, *, indented: bool = False) -> None:
-    """Print JSON; control characters beyond ASCII are escapes, too, which say the same to every program."""
+    """Print JSON, with control characters beyond ASCII escaped as well."""
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2 if indented else None).decode()
     print(_NO_ASCII.sub(_escaped, text), flush=True)
 
@@ -143,51 +170,57 @@ def _escaped(found: re.Match[str]) -> str:
     return one if one.isprintable() else json.dumps(one)[1:-1].replace("\x7f", "\\u007f")
 
 
-def say(text: str) -> None:
-    """Print a line that may hold what others have written."""
-    print(printable(text), flush=True)
-
-
 def show_log(name: str | None = None) -> None:
     """Show log lines on the standard error from now on.
 
-    :param name: of the loggers whose lines are shown from INFO on; by default all.
+    :param name: the logger whose lines are shown from INFO on; by default the root logger.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(PrintableLines(LOG_FORMAT))
+    handler.setFormatter(PrintableLines(_LOG_FORMAT))
     logging.basicConfig(handlers=[handler])
     logging.getLogger(name).setLevel(logging.INFO)
 
 
-def show_one(row: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print one thing: its names and values line by line, or a JSON object."""
-    if as_json:
-        print_json(row, indented=True)
-        return
-    width = max(map(len, row))
-    for name, value in row.items():
-        print(f"{name:<{width}}  {printable(value)}".rstrip())
+@contextlib.contextmanager
+def log_to(handler: logging.Handler | None = None) -> Iterator[None]:
+    """Send the log lines of this library, and no others, to a handler during a block.
+
+    :param handler: by default one for the standard error.
+    """
+    handler = handler or logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableLines(_LOG_FORMAT))
+    log = logging.getLogger("export_queue")
+    level, propagate = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagate
 
 
 def utc_time(milliseconds: int) -> str:
-    """Show milliseconds since the epoch as a time of day, in UTC."""
+    """Format milliseconds since the epoch as a UTC time."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
 
 
 def seq_time(seq: int) -> str:
-    """Show the time that an id carries."""
+    """Format the time that an id contains."""
     return utc_time(seq // 1_000_000)
 
 
 def text_of_bytes(raw: bytes | None) -> str | None:
-    """Show bytes as text, with escapes for what is none."""
+    """Decode bytes as UTF-8, with escapes where they are not."""
     return None if raw is None else raw.decode("utf-8", "backslashreplace")
 
 
 def bytes_of_hex(digits: str) -> bytes:
-    """Read hexadecimal digits of the command line.
+    """Parse hexadecimal digits.
 
-    :raises InvalidArgument: they are none.
+    :raises InvalidArgument: the text has other characters.
     """
     try:
         return bytes.fromhex(digits)

@@ -1,4 +1,4 @@
-"""``export-queue dead``: entries that drains set aside."""
+"""``export-queue dead``: dead letters, which are entries that drains have set aside."""
 
 from __future__ import annotations
 
@@ -11,48 +11,46 @@ from typing import Annotated, Any
 import typer
 from typing_extensions import override
 
-from export_queue.core.cli.console import app, bytes_of_hex, say, show, shown_delete, text_of_bytes, utc_time
-from export_queue.core.cli.options import AsJson, QueueId, StoreOptions, Who, command
+from export_queue.core.cli.console import Result, app, bytes_of_hex, shown_delete, text_of_bytes, utc_time
+from export_queue.core.cli.options import QueueId, Who, command
 from export_queue.core.cli.queues import hidden_reader, readers_of
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.printable import printable
 from export_queue.core.queue import ALL_DEAD_LETTERS, DeadLetter, DeadLetterFilter
 
-dead = typer.Typer(no_args_is_help=True, help="Entries that drains set aside: see why, send them again, or drop them.")
+dead = typer.Typer(no_args_is_help=True, help="Entries that drains have set aside: see why, retry them, or drop them.")
 app.add_typer(dead, name="dead")
 
-Limit = Annotated[int, typer.Option(min=1, help="most letters, oldest entries first")]
+Limit = Annotated[int, typer.Option(min=1, help="maximum number of letters; oldest entries first")]
 
 _LINE = 100
-"""Characters of a line of a reason."""
+"""Maximum length of a line of a reason."""
 _REASON = 300
-"""Characters of a reason that a list shows."""
+"""Maximum length of a reason in a list."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntryOptions:
-    """The options that name the entry of a letter."""
+    """The options that select letters by their entry."""
 
-    key: Annotated[str | None, typer.Option(help="only entries of this key: text, or a number")] = None
-    key_hex: Annotated[str | None, typer.Option(help="the same, for other keys: their bytes as hexadecimal digits")] = (
-        None
-    )
-    seq: Annotated[int | None, typer.Option(help="only the entry of this sequence")] = None
+    key: Annotated[str | None, typer.Option(help="only entries with this key: text or a number")] = None
+    key_hex: Annotated[str | None, typer.Option(help="the same for other keys: the bytes as hexadecimal digits")] = None
+    seq: Annotated[int | None, typer.Option(help="only the entry with this sequence")] = None
 
     def filter(self) -> DeadLetterFilter:
-        """Return what the options name."""
+        """Return the filter that the options describe."""
         if self.key is not None and self.key_hex is not None:
-            raise InvalidArgument("a key is given by --key or by --key-hex, not by both")
+            raise InvalidArgument("expected one of --key and --key-hex, found both")
         return DeadLetterFilter(key=self.key if self.key_hex is None else bytes_of_hex(self.key_hex), seq=self.seq)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LetterOptions(EntryOptions):
-    """The options that name letters."""
+    """The options that select letters."""
 
-    error: Annotated[str | None, typer.Option(help="only letters with this class of error")] = None
-    drain_id: Annotated[str | None, typer.Option(help="only letters of the drain of this id")] = None
+    error: Annotated[str | None, typer.Option(help="only letters with this error class")] = None
+    drain_id: Annotated[str | None, typer.Option(help="only letters of the drain with this id")] = None
 
     @override
     def filter(self) -> DeadLetterFilter:
@@ -62,37 +60,31 @@ class LetterOptions(EntryOptions):
 @command("list", of=dead)
 def list_letters(
     queue_id: QueueId,
-    store: StoreOptions,
-    named: LetterOptions,
+    store: Store,
+    selected: LetterOptions,
     after: Annotated[
-        str | None, typer.Option(help="go on after this letter: its seq and key_hex as SEQ:KEY_HEX, from --json")
+        str | None, typer.Option(help="continue after this letter: its seq and key_hex as SEQ:KEY_HEX, from --json")
     ] = None,
     limit: Limit = 100,
-    as_json: AsJson = False,
-) -> None:
-    """List letters and their reasons; values are not shown."""
-    with store.open() as opened:
-        which = named.filter()
-        place = None if after is None else _place(after)
-        found = _letters(opened, queue_id, which, after=place, limit=limit)
-    rows = [_row(reader, letter) for reader, letter in found]
-    below = ("key_hex", "reason", "drain_id", "value_bytes")
-    show(rows, as_json=as_json, hide=(*below, *hidden_reader(queue_id, rows)))
-    if as_json:
-        return
-    # Below the table, where a sentence has room; a reason that many letters share is told once.
+) -> Result:
+    """List dead letters and their reasons, without values."""
+    place = None if after is None else _place(after)
+    rows = [_row(*found) for found in _letters(store, queue_id, selected.filter(), after=place, limit=limit)]
+    # Reasons are printed once each, below the table, where there is room for a sentence.
     reasons = Counter((row["drain_id"], row["error"], row["reason"]) for row in rows)
-    for (drain, name, reason), count in reasons.items():
-        short = (
-            reason if len(reason) <= _REASON else f"{reason[:_REASON]}… (whole: export-queue dead show QUEUE --key KEY)"
-        )
-        say_wrapped(f"{count} {'letters' if count > 1 else 'letter'} of drain {drain}: {name}: {short}")
+    return Result(
+        json=rows,
+        table=rows,
+        hide=("key_hex", "reason", "drain_id", "value_bytes", *hidden_reader(queue_id, rows)),
+        lines=[line for reason, count in reasons.items() for line in _reason_lines(*reason, count)],
+    )
 
 
-def say_wrapped(text: str) -> None:
-    """Print a sentence that may be long, in lines that break at words."""
-    for line in textwrap.wrap(printable(text), _LINE, subsequent_indent="  ", break_long_words=False):
-        say(line)
+def _reason_lines(drain_id: str, error: str, reason: str, count: int) -> list[str]:
+    if len(reason) > _REASON:
+        reason = f"{reason[:_REASON]}… (in full: export-queue dead show QUEUE --key KEY)"
+    text = f"{count} {'letters' if count > 1 else 'letter'} of drain {drain_id}: {error}: {reason}"
+    return textwrap.wrap(printable(text), _LINE, subsequent_indent="  ", break_long_words=False)
 
 
 def _letters(
@@ -104,90 +96,77 @@ def _letters(
     limit: int,
     values: bool = False,
 ) -> Sequence[tuple[str, DeadLetter]]:
-    """Read the letters of all readers of a queue, oldest entries first, each with its reader."""
+    """Read the letters of all readers of a queue, oldest entries first, each with the id of its reader."""
     found = [
         (reader.id, letter)
         for reader in readers_of(store, queue_id)
         for letter in store.dead_letters.list(reader.id, which, after=after, limit=limit, values=values)
     ]
     found.sort(key=lambda one: one[1].place)
-    # The next page begins after a place, so that letters of one place come on one page.
+    # The next page starts after a position, so all letters of one position must be on the same page.
     return [one for one in found if one[1].place <= found[limit - 1][1].place] if len(found) > limit else found
 
 
 @command("show", of=dead)
 def show_letters(
     queue_id: QueueId,
-    store: StoreOptions,
-    named: EntryOptions,
-    value: Annotated[bool, typer.Option("--value", help="show the entry's value too")] = False,
+    store: Store,
+    selected: EntryOptions,
+    value: Annotated[bool, typer.Option("--value", help="also show the entry's value")] = False,
     limit: Limit = 10,
-    as_json: AsJson = False,
-) -> None:
-    """Show the letters of one key whole, their values only on request."""
-    if named.key is None and named.key_hex is None:
+) -> Result:
+    """Show the letters of one key in full; values only on request."""
+    if selected.key is None and selected.key_hex is None:
         raise typer.BadParameter("which letter? give --key or --key-hex")
-    with store.open() as opened:
-        which = named.filter()
-        found = _letters(opened, queue_id, which, limit=limit, values=value)
+    found = _letters(store, queue_id, selected.filter(), limit=limit, values=value)
     rows = [_row(name, letter) | ({"value": text_of_bytes(letter.value)} if value else {}) for name, letter in found]
-    if as_json or not rows:
-        show(rows, as_json=as_json)
-        return
-    for row in map(shown_delete, rows):
-        print("\n".join(f"{name:<12} {printable(found)}" for name, found in row.items()), end="\n\n")
+    lines = [
+        line
+        for row in map(shown_delete, rows)
+        for line in (*(f"{name:<12} {printable(text)}" for name, text in row.items()), "")
+    ]
+    return Result(json=rows, lines=lines or ["nothing to show"])
 
 
 @command(of=dead)
 def retry(
     queue_id: QueueId,
-    store: StoreOptions,
-    named: LetterOptions,
+    store: Store,
+    selected: LetterOptions,
     limit: Limit = 1000,
     wait: Annotated[float, typer.Option(min=0, help="seconds to wait for drains of the letters' units")] = 600,
     who: Who = None,
-    as_json: AsJson = False,
-) -> None:
-    """Put letters back into the queue, under their own sequences; the next drain sends them again."""
-    with store.open() as opened:
-        which = named.filter()
-        moved = opened.dead_letters.retry(queue_id, which, limit=limit, lock_timeout=wait, who=who)
-        left, others = _left(opened, queue_id, which)
-    show([{"queue": queue_id, "requeued": moved, "left": left}], as_json=as_json)
-    if others and not as_json:
-        say(_told_others(others))
+) -> Result:
+    """Put letters back into the queue with their original sequences; the next drain sends them again."""
+    which = selected.filter()
+    moved = store.dead_letters.retry(queue_id, which, limit=limit, lock_timeout=wait, who=who)
+    return _left(store, queue_id, which, requeued=moved)
 
 
 @command(of=dead)
 def drop(
     queue_id: QueueId,
-    store: StoreOptions,
-    named: LetterOptions,
+    store: Store,
+    selected: LetterOptions,
     everything: Annotated[bool, typer.Option("--all", help="all letters of the queue")] = False,
     limit: Limit = 1000,
     who: Who = None,
-    as_json: AsJson = False,
-) -> None:
-    """Delete letters for good: their entries reach no sink. The store keeps the name of the caller."""
-    with store.open() as opened:
-        which = named.filter()
-        if (which == ALL_DEAD_LETTERS) != everything:
-            raise typer.BadParameter("which letters? name some by --key, --seq, --error or --drain-id, or say --all")
-        dropped = opened.dead_letters.drop(queue_id, which, limit=limit, who=who)
-        left, others = _left(opened, queue_id, which)
-    show([{"queue": queue_id, "dropped": dropped, "left": left}], as_json=as_json)
-    if others and not as_json:
-        say(_told_others(others))
+) -> Result:
+    """Delete letters permanently: their entries reach no sink. The store records who did it."""
+    which = selected.filter()
+    if (which == ALL_DEAD_LETTERS) != everything:
+        raise typer.BadParameter("which letters? select some by --key, --seq, --error or --drain-id, or pass --all")
+    return _left(store, queue_id, which, dropped=store.dead_letters.drop(queue_id, which, limit=limit, who=who))
 
 
-def _left(store: Store, queue_id: str, which: DeadLetterFilter) -> tuple[int, int]:
-    """Count the letters that are left of those that were named, and all others of the queue."""
+def _left(store: Store, queue_id: str, which: DeadLetterFilter, **done: int) -> Result:
+    """Count the selected letters that are left, and the other ones of the queue."""
     left = store.dead_letters.count(queue_id, which)
-    return left, store.dead_letters.count(queue_id) - left
-
-
-def _told_others(others: int) -> str:
-    return f"The queue has {others} more dead {'letters' if others > 1 else 'letter'} that the options do not name."
+    others = store.dead_letters.count(queue_id) - left
+    rows = [{"queue": queue_id, **done, "left": left}]
+    noun = "letters" if others > 1 else "letter"
+    lines = [f"The queue has {others} more dead {noun} that the options do not select."] if others else []
+    return Result(json=rows, table=rows, lines=lines)
 
 
 def _place(text: str) -> tuple[int, bytes]:

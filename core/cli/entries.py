@@ -1,27 +1,19 @@
-"""``export-queue peek`` and ``why``: the entries that wait, and the story of one key."""
+"""``export-queue peek``, ``why`` and ``idempotency``: pending entries, and what is known of a key or a unit of work."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from typing import Annotated, Any
 
 import typer
 
-from export_queue.core.cli.console import (
-    bytes_of_hex,
-    print_json,
-    seq_time,
-    show,
-    show_one,
-    shown_delete,
-    text_of_bytes,
-    utc_time,
-)
-from export_queue.core.cli.options import AsJson, QueueId, StoreOptions, command
+from export_queue.core.cli.console import Result, bytes_of_hex, seq_time, shown_delete, text_of_bytes, utc_time
+from export_queue.core.cli.options import QueueId, Who, command
 from export_queue.core.cli.queues import hidden_reader, readers_of
 from export_queue.core.client import Store
 from export_queue.core.drain import FinishedDrain, KeyStory
 from export_queue.core.errors import CodecError, InvalidArgument
-from export_queue.core.printable import printable
 from export_queue.core.queue import DeadLetter, QueuedEntry
 
 KeyHex = Annotated[str | None, typer.Option(help="a key that is not text, as hexadecimal digits")]
@@ -30,50 +22,39 @@ KeyHex = Annotated[str | None, typer.Option(help="a key that is not text, as hex
 @command()
 def peek(
     queue_id: QueueId,
-    store: StoreOptions,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="most entries of a reader")] = 10,
+    store: Store,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="maximum number of entries of each reader")] = 10,
     key: Annotated[str | None, typer.Option(help="only entries of this key")] = None,
     key_hex: KeyHex = None,
-    values: Annotated[bool, typer.Option("--values", help="show values, too")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show the entries that wait, in the order in which a drain takes them; nothing is removed."""
-    with store.open() as opened:
-        chosen = None if key is None and key_hex is None else _key(opened, queue_id, key, key_hex)
-        rows = [
-            {"queue": reader.id, **_entry(one)} | ({"value": text_of_bytes(one.value)} if values else {})
-            for reader in readers_of(opened, queue_id)
-            for one in opened.peek(reader.id, key=chosen, limit=limit, values=values)
-        ]
-    show(
-        rows if as_json else list(map(shown_delete, rows)),
-        as_json=as_json,
-        hide=("key_hex", *hidden_reader(queue_id, rows)),
-    )
+    values: Annotated[bool, typer.Option("--values", help="also show values")] = False,
+) -> Result:
+    """Show pending entries in the order in which a drain reads them; nothing is removed."""
+    chosen = None if key is None and key_hex is None else _key(store, queue_id, key, key_hex)
+    rows = [
+        {"queue": reader.id, **_entry(one)} | ({"value": text_of_bytes(one.value)} if values else {})
+        for reader in readers_of(store, queue_id)
+        for one in store.peek(reader.id, key=chosen, limit=limit, values=values)
+    ]
+    return Result(json=rows, table=[*map(shown_delete, rows)], hide=("key_hex", *hidden_reader(queue_id, rows)))
 
 
 @command()
 def why(
     queue_id: QueueId,
-    store: StoreOptions,
+    store: Store,
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="the key")] = None,
     key_hex: KeyHex = None,
-    as_json: AsJson = False,
-) -> None:
-    """Tell what the store knows of one key: its last commit, what waits, what is dead, and which drains came by."""
-    with store.open() as opened:
-        chosen = _key(opened, queue_id, key, key_hex)
-        stories = [opened.why(reader.id, chosen) for reader in readers_of(opened, queue_id)]
-    if as_json and [story.queue.id for story in stories] == [queue_id]:
-        show_one(_story(stories[0]), as_json=True)
-    elif as_json:
-        print_json([_story(story) for story in stories], indented=True)
-    else:
-        print("\n\n".join("\n".join(map(printable, _told(story))) for story in stories))
+) -> Result:
+    """Explain what happened to one key: its last commit, pending entries, dead letters, and the drains of its unit."""
+    chosen = _key(store, queue_id, key, key_hex)
+    stories = [store.why(reader.id, chosen) for reader in readers_of(store, queue_id)]
+    is_queue = [story.queue.id for story in stories] == [queue_id]
+    lines = [line for story in stories for line in (*_lines(story), "")]
+    return Result(json=_story(stories[0]) if is_queue else [*map(_story, stories)], lines=lines[:-1])
 
 
 def _key(store: Store, queue_id: str, key: str | None, key_hex: str | None) -> Any:
-    """Return a key of the command line as the queue's codec takes it."""
+    """Decode a key from the command line with the queue's codec."""
     if (key is None) == (key_hex is None):
         raise typer.BadParameter("which key? give it as text, or by --key-hex")
     raw = key.encode() if key is not None else bytes_of_hex(key_hex or "")
@@ -81,9 +62,7 @@ def _key(store: Store, queue_id: str, key: str | None, key_hex: str | None) -> A
         return store.queue(queue_id).decode_key(raw)
     except CodecError:
         codec = store.queue(queue_id).key
-        raise InvalidArgument(
-            f"keys of queue {queue_id!r} have the codec {codec}, which does not read {raw!r}"
-        ) from None
+        raise InvalidArgument(f"keys of queue {queue_id!r} have the codec {codec}, which cannot read {raw!r}") from None
 
 
 def _entry(entry: QueuedEntry) -> dict[str, Any]:
@@ -150,17 +129,16 @@ def _story(story: KeyStory) -> dict[str, Any]:
     }
 
 
-def _told(story: KeyStory) -> list[str]:
-    """Tell a story in lines."""
+def _lines(story: KeyStory) -> list[str]:
     lines = [
         f"queue {story.queue.id}, sink {story.queue.sink or 'none yet'}",
         f"key {text_of_bytes(story.key)!r}: bucket {story.bucket}, unit {story.unit}",
-        f"last commit: {_told_commit(story)}",
-        f"waiting: {len(story.queued) or 'nothing'}",
+        f"last commit: {_commit_text(story)}",
+        f"pending: {len(story.queued) or 'nothing'}",
     ]
     lines += [
         f"  seq {one.position.seq} of {seq_time(one.position.seq)}, "
-        + ("says that the record is gone" if one.value_bytes is None else f"{one.value_bytes} bytes")
+        + ("deletes the record" if one.value_bytes is None else f"{one.value_bytes} bytes")
         for one in story.queued
     ]
     if story.not_committed:
@@ -172,19 +150,19 @@ def _told(story: KeyStory) -> list[str]:
         f"since {utc_time(letter.dead_since_ms)}, drain {letter.drain_id}"
         for letter in story.dead
     ]
-    lines += [f"last drain of its unit: {_told_drain(story.last_drain)}", *_told_problem(story.last_drain)]
+    lines += [f"last drain of its unit: {_drain_text(story.last_drain)}", *_problem_lines(story.last_drain)]
     if story.may_have_brought is not None:
-        lines.append(f"{_told_delivery(story)}: {_told_drain(story.may_have_brought)}")
+        lines.append(f"{_delivery_text(story)}: {_drain_text(story.may_have_brought)}")
     if story.queue.first_load == "missing":
-        lines.append("first load: missing, so this subscription lacks what was committed before it was made")
-    lines.append("Writes of transactions in progress are not known before they stage or commit.")
+        lines.append("first load: missing, so this subscription lacks what was committed before it was created")
+    lines.append("Writes of a transaction in progress are unknown until it stages or commits.")
     return lines
 
 
-def _told_commit(story: KeyStory) -> str:
+def _commit_text(story: KeyStory) -> str:
     commit = story.last_commit
-    # A subscription knows nothing of what was committed before it was made.
-    to, before = ("", "") if story.queue.parent is None else (" to this subscription", ", or before it was made")
+    # A subscription does not know what was committed before it was created.
+    to, before = ("", "") if story.queue.parent is None else (" to this subscription", ", or before it was created")
     if commit is None and story.may_have_brought is None:
         return (
             f"none on record{to}, and no drain on record has delivered anything of its unit: the key was probably "
@@ -196,13 +174,11 @@ def _told_commit(story: KeyStory) -> str:
             "leaves no trace of a key"
         )
     if commit.seq is None:
-        return (
-            "by a bound transaction; no entry waits any more, and its time is not on record (known by its conflict key)"
-        )
+        return "by a bound transaction; no entry is pending, and its time is not on record (known by its conflict key)"
     return f"seq {commit.seq} of {seq_time(commit.seq)}, known by its {commit.known_by}"
 
 
-def _told_delivery(story: KeyStory) -> str:
+def _delivery_text(story: KeyStory) -> str:
     if story.last_commit is None:
         return "newest drain that has delivered anything of its unit, perhaps not this key"
     if story.last_commit.known_by == "conflict key":
@@ -210,16 +186,54 @@ def _told_delivery(story: KeyStory) -> str:
     return "newest drain that may have delivered an older entry of it"
 
 
-def _told_drain(drain: FinishedDrain | None) -> str:
+def _drain_text(drain: FinishedDrain | None) -> str:
     if drain is None:
         return "none on record"
     return f"{drain.report.drain_id}, {utc_time(drain.finished_ms)}: {drain.report.line()}"
 
 
-def _told_problem(drain: FinishedDrain | None) -> list[str]:
-    """Tell why a drain stopped, with what to do about it."""
+def _problem_lines(drain: FinishedDrain | None) -> list[str]:
     if drain is None or drain.report.problem is None:
         return []
     problem = drain.report.problem
     told = f"{problem.error_class}: {problem.message}" + (f"\nhint: {problem.hint}" if problem.hint else "")
     return [f"  {line}" for line in told.splitlines()]
+
+
+@command()
+def idempotency(
+    name: Annotated[
+        str, typer.Argument(metavar="KEY", help="the unit of work; for a task: dag/run/task or dag/run/task/map index")
+    ],
+    store: Store,
+    close: Annotated[bool, typer.Option("--close", help="let the same unit of work take effect again")] = False,
+    who: Who = None,
+) -> Result:
+    """Show whether a unit of work has taken effect, and with which result.
+
+    After a key was closed, the status shows a mark until the complete command closes the mark.
+    """
+    was_closed = close and store.close_idempotency_key(name, who=who)
+    state = store.idempotency(name)
+    is_closed = not state.committed and state.generation > 1
+    # The last commit under the key, even if its generation was closed since.
+    row = {
+        "idempotency_key": name,
+        "committed": state.committed or is_closed,
+        "closed": is_closed,
+        "generation": state.generation - 1 if is_closed else state.generation,
+        "result": state.previous if is_closed else state.result,
+    }
+    if close and not was_closed:
+        reason = "is already closed" if row["committed"] else "has not taken effect, so there is nothing to close"
+        sys.exit(f"idempotency key {name!r} {reason}")
+    if not row["committed"]:
+        line = "No commit under this key is on record: the work has not taken effect, or clean-up deleted the record."
+    elif is_closed:
+        line = "The work has taken effect, and the key was closed: the next run is new work."
+    else:
+        line = (
+            "The work has taken effect: a retry returns the stored result. To let it take effect again: "
+            f"export-queue idempotency {shlex.quote(name)} --close"
+        )
+    return Result(json=[row], table=[row], lines=[line])

@@ -1,4 +1,4 @@
-"""``export-queue locks``: who works on which part of a queue, who waits for whom, and what of it counts no more."""
+"""``export-queue locks``: who works on which part of a queue, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from export_queue.core.cli.console import say, seq_time, show, utc_time
-from export_queue.core.cli.options import AsJson, StoreOptions, command
+from export_queue.core.cli.console import Result, seq_time, utc_time
+from export_queue.core.cli.options import command
 from export_queue.core.cli.queues import readers_of
+from export_queue.core.client import Store
 from export_queue.core.locks import Area, LockView, RequestView, explained_locks, explained_requests, members_text
 from export_queue.core.queue import Queue, Range
 from export_queue.core.store import Reading
@@ -16,28 +17,21 @@ from export_queue.core.store import Reading
 
 @command()
 def locks(
-    store: StoreOptions,
+    store: Store,
     queue_id: Annotated[str | None, typer.Argument(metavar="QUEUE", help="id of the queue; by default all")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show who works on which part of a queue, who waits for whom, and what becomes of holders that are gone."""
+) -> Result:
+    """Show who works on which part of a queue, who waits for whom, and which locks and requests no longer count."""
     rows: list[dict[str, Any]] = []
-    with store.open() as opened:
-        readers = opened.queues() if queue_id is None else readers_of(opened, queue_id)
-        for queue in readers:
-            with opened.database.read() as work:
-                rows += _of_queue(work, queue)
-    if as_json:
-        show(rows, as_json=True)
-        return
-    show(
-        [row | {"range": str(Range(*row["range"])), "covers": members_text(row["covers"])} for row in rows],
-        as_json=False,
+    for queue in store.queues() if queue_id is None else readers_of(store, queue_id):
+        with store.database.read() as work:
+            rows += _of_queue(work, queue)
+    return Result(
+        json=rows,
+        table=[row | {"range": str(Range(*row["range"])), "covers": members_text(row["covers"])} for row in rows],
         hide=("attempt", "fence", "waits_for", "explanation"),
+        # Once for each holder, who may hold many units.
+        lines=list(dict.fromkeys(f"{row['task']} ({row['state']}): {row['explanation']}" for row in rows)),
     )
-    # Below the table, where a sentence has room; a holder of many units is explained once.
-    for line in dict.fromkeys(f"{row['task']} ({row['state']}): {row['explanation']}" for row in rows):
-        say(line)
 
 
 def _of_queue(work: Reading, queue: Queue) -> list[dict[str, Any]]:

@@ -1,16 +1,16 @@
 """How the command line names stores and sinks.
 
 =========================  =========================================================================================
-a text                     names
+text                       names
 =========================  =========================================================================================
 ``scheme://…``             a database, server or cluster
-``env:NAME``               what the variable holds: any of the others, also a URL with a password
+``env:NAME``               what the variable contains: one of the others, also a URL with a password
 ``airflow:ID``, ``ID``     an Airflow connection, where Airflow is installed
-``{…}``, a file            of a sink: its description as JSON
-``module:factory``         of a sink: one of the user's own
+``{…}``, a file            a sink: its description as JSON
+``module:factory``         a sink of the user's own
 =========================  =========================================================================================
 
-The core knows no Airflow: the hooks that read connections are found by their import path, once a connection is named.
+The core does not depend on Airflow. The hooks that read connections are imported only when a text names one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from export_queue.core.cli.loading import search_current_folder
+from export_queue.core.callables import check_runs
 from export_queue.core.client import Store
 from export_queue.core.drivers import check_sql_url, parse_url, password_of, redis_target
 from export_queue.core.errors import InvalidArgument, SecretNotFound, SinkConfigurationError
@@ -33,7 +33,7 @@ from export_queue.core.references import check_sink_name, import_object, resolve
 from export_queue.core.sinks import SinkSpec, is_kind
 
 SINK_PASSWORD = "EXPORT_QUEUE_SINK_PASSWORD"
-"""The variable of this process through which the password of a sink's URL goes."""
+"""The environment variable of this process that passes on the password of a sink's URL."""
 _EXAMPLES = (
     "expected redis://host:6379/0, https://host:9200, postgresql://user@host/db, mysql://user@host/db or sqlite:///path"
 )
@@ -47,9 +47,9 @@ _NAMED_SINK = "export_queue.hooks:sink_of_connection"
 def open_named_store(text: str, *, password: str | None, schema: str | None, behind_pooler: bool) -> Store:
     """Open the store that a text names.
 
-    :param password: a reference to its password.
-    :raises InvalidArgument: the text names none.
-    :raises SecretNotFound: a reference leads nowhere.
+    :param password: reference to its password.
+    :raises InvalidArgument: the text names no store.
+    :raises SecretNotFound: a reference cannot be resolved.
     """
     named = _followed(text, "--store")
     conn_id = _connection(named)
@@ -58,9 +58,9 @@ def open_named_store(text: str, *, password: str | None, schema: str | None, beh
         return Store.open(named, password=secret, schema=schema, behind_pooler=behind_pooler)
     if password is not None or schema is not None or behind_pooler:
         raise InvalidArgument(
-            f"connection {conn_id!r} of Airflow has password, schema and pooler of its own, found one beside it"
+            f"Airflow connection {conn_id!r} sets its own password, schema and pooler: expected no options for them"
         )
-    opening = _of_airflow(_OPEN_STORE, text, expected="expected sqlite:///path or postgresql://user@host/db")
+    opening = _import_hook(_OPEN_STORE, text, expected="expected sqlite:///path or postgresql://user@host/db")
     return cast(Store, opening(conn_id))
 
 
@@ -68,13 +68,13 @@ def open_named_store(text: str, *, password: str | None, schema: str | None, beh
 def named_sink(
     text: str, *, options: Sequence[str] = (), secrets: Sequence[str] = (), name: str | None = None
 ) -> Iterator[SinkSpec]:
-    """Describe the sink that a text names, for a block in which its secrets can be found.
+    """Describe the sink that a text names; its secrets can be resolved during the block.
 
-    :param options: ``name=value``, options that the text does not give; a value is JSON where it can be, else text.
+    :param options: ``name=value``, options that the text does not set; a value that is not JSON is text.
     :param secrets: ``name=reference``.
-    :param name: what a queue is bound to.
-    :raises InvalidArgument: the text names no sink, or no sink can have the name.
-    :raises SinkConfigurationError: the description fits no sink.
+    :param name: name to which a queue is bound.
+    :raises InvalidArgument: the text names no sink, or the name is not valid.
+    :raises SinkConfigurationError: the description does not fit the sink.
     """
     if name is not None:
         check_sink_name(name)
@@ -82,7 +82,7 @@ def named_sink(
     references = dict(map(_pair, secrets))
     named = _followed(text, "--sink")
     if (conn_id := _connection(named)) is not None:
-        describe = _of_airflow(_NAMED_SINK, text, expected="expected a URL, a file SINK.json or module:factory")
+        describe = _import_hook(_NAMED_SINK, text, expected="expected a URL, a file SINK.json or module:factory")
         if references:
             raise InvalidArgument(f"secrets belong in connection {conn_id!r} of Airflow, found --sink-secret")
         with describe(conn_id, chosen) as spec:
@@ -90,9 +90,9 @@ def named_sink(
         return
     found, password = _description(named, "--sink" if named == text else text)
     if doubled := sorted({*found.get("options", {}), *found.get("secrets", {})} & {*chosen, *references}):
-        raise InvalidArgument(f"{', '.join(doubled)} of the sink: given twice, by its name and by an option")
+        raise InvalidArgument(f"{', '.join(doubled)} of the sink: set twice, by its name and by an option")
     if chosen and found.get("kind") == "composite":
-        raise InvalidArgument("options of a composite sink belong into its parts, found --sink-option")
+        raise InvalidArgument("options of a composite sink belong in its parts, found --sink-option")
     described = {
         **found,
         "options": {**(found.get("options") or {}), **chosen},
@@ -107,7 +107,6 @@ def named_sink(
 
 
 def _followed(text: str, option: str) -> str:
-    """Follow ``env:NAME``."""
     if not text.startswith("env:"):
         return text
     name = text.removeprefix("env:")
@@ -118,7 +117,7 @@ def _followed(text: str, option: str) -> str:
 
 
 def _connection(text: str) -> str | None:
-    """Return the id where a text names an Airflow connection."""
+    """Return the connection's id if a text names an Airflow connection."""
     if text.startswith(_AIRFLOW) and "://" not in text:
         return text.removeprefix(_AIRFLOW)
     return text if _CONNECTION.fullmatch(text) and not _is_file(text) else None
@@ -128,30 +127,30 @@ def _is_file(text: str) -> bool:
     return text.endswith(".json") or Path(text).is_file()
 
 
-def _of_airflow(path: str, text: str, *, expected: str) -> Callable[..., Any]:
+def _import_hook(path: str, text: str, *, expected: str) -> Callable[..., Any]:
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # Airflow's log keeps the output that it finds at its import
+        with contextlib.redirect_stdout(sys.stderr):  # Airflow logs to the output that it finds when imported
             found = import_object(path, error=InvalidArgument)
     except InvalidArgument as error:
         raise InvalidArgument(
-            f"{text.removeprefix(_AIRFLOW)!r} is no URL, so that it would be a connection of Airflow, "
-            f"which cannot be imported here: {error.__cause__}",
-            hint=f"{expected}; or install Airflow here: pip install 'airflow-provider-export-queue[airflow]'",
+            f"{text.removeprefix(_AIRFLOW)!r} is not a URL, so it would name an Airflow connection, "
+            f"but Airflow cannot be imported here: {error.__cause__}",
+            hint=f"{expected}; or install Airflow: pip install 'airflow-provider-export-queue[airflow]'",
         ) from None
     return cast(Callable[..., Any], found)
 
 
 def _description(text: str, where: str) -> tuple[dict[str, Any], str | None]:
-    """Return the description of a sink as people write it, and the password that stood in its URL.
+    """Return the description of a sink as a user would write it, and the password from its URL.
 
-    :param where: what errors name in the place of the text, which may hold a password.
+    :param where: named in errors instead of the text, which may contain a password.
     """
     if text.lstrip().startswith("{"):
         return _read_json(text, where), None
     if _is_file(text):
         return read_description(Path(text)), None
     if "://" in text:
-        return _of_url(text)
+        return _from_url(text)
     search_current_folder()
     _require_kind(text, where)
     return {"kind": text}, None
@@ -159,16 +158,16 @@ def _description(text: str, where: str) -> tuple[dict[str, Any], str | None]:
 
 def _require_kind(kind: object, where: str) -> None:
     if not is_kind(kind):
-        # not repeated: it may be a URL without "://", or stand in a file of secrets
+        # not repeated: it may be a URL without "://", or come from a file of secrets
         raise SinkConfigurationError(
             f"{where}: expected {_KINDS}, found text of {len(str(kind))} characters that is none of these"
         )
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Read the description of a sink from a file: JSON with ``kind``, and perhaps ``options``, ``secrets``, ``name``.
+    """Read the description of a sink from a file: JSON with ``kind``, optionally ``options``, ``secrets``, ``name``.
 
-    :raises InvalidArgument: the file cannot be read, or holds no JSON; its content is not shown.
+    :raises InvalidArgument: the file cannot be read or contains no JSON; the message does not show its content.
     """
     try:
         text = path.read_text("utf-8")
@@ -192,17 +191,17 @@ def _read_json(text: str, where: str) -> dict[str, Any]:
     return dict(found)
 
 
-def _of_url(text: str) -> tuple[dict[str, Any], str | None]:
+def _from_url(text: str) -> tuple[dict[str, Any], str | None]:
     scheme = text.partition("://")[0]
     if scheme in ("redis", "rediss", "http", "https"):
-        return _of_server(text)
+        return _from_server_url(text)
     url = parse_url(text, where="the URL of the sink", hint=_EXAMPLES)
     check_sql_url(url, where="the URL of the sink")
     bare = url._replace(password=None).difference_update_query(["password"])  # set() would keep it
     return {"kind": "sql", "options": {"url": bare.render_as_string(hide_password=False)}}, password_of(url)
 
 
-def _of_server(text: str) -> tuple[dict[str, Any], str | None]:
+def _from_server_url(text: str) -> tuple[dict[str, Any], str | None]:
     try:
         url = urlsplit(text)
         host, port = url.hostname, url.port
@@ -213,8 +212,8 @@ def _of_server(text: str) -> tuple[dict[str, Any], str | None]:
     options: dict[str, Any] = {} if url.username in (None, "") else {"username": unquote(url.username or "")}
     password = None if not url.password else unquote(url.password)
     if url.scheme in ("http", "https"):
-        place = f"[{host}]" if ":" in host else host
-        options["hosts"] = f"{url.scheme}://{place}{f':{port}' if port else ''}{url.path.rstrip('/')}"
+        literal = f"[{host}]" if ":" in host else host
+        options["hosts"] = f"{url.scheme}://{literal}{f':{port}' if port else ''}{url.path.rstrip('/')}"
         return {"kind": "elasticsearch", "options": options}, password
     try:
         pairs = parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query))
@@ -222,7 +221,7 @@ def _of_server(text: str) -> tuple[dict[str, Any], str | None]:
         pairs = [("", "")]
     given = dict(pairs)
     if len(given) < len(pairs) or not all(given.values()):
-        raise InvalidArgument("the URL of the sink: each option has one value, found none or several")
+        raise InvalidArgument("the URL of the sink: expected one value for each option, found none or several")
     given |= {"ssl": "true"} if url.scheme == "rediss" else {}
     options |= {"host": host, "port": port or 6379}
     return {
@@ -234,7 +233,7 @@ def _of_server(text: str) -> tuple[dict[str, Any], str | None]:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InvalidArgument("an option or secret of the sink: expected name=value, found no name before a '='")
+        raise InvalidArgument("an option or secret of the sink: expected name=value, found no name and '='")
     return name, value
 
 
@@ -247,14 +246,32 @@ def _value(text: str) -> Any:
 
 @contextlib.contextmanager
 def _variable(name: str, value: str | None) -> Iterator[None]:
-    """Set a variable of this process for a block; None leaves it."""
+    """Set an environment variable during a block; None leaves it unchanged."""
     if value is None:
         yield
         return
-    before: Mapping[str, str] = {key: os.environ[key] for key in (name,) if key in os.environ}
+    before = {key: os.environ[key] for key in (name,) if key in os.environ}
     os.environ[name] = value
     try:
         yield
     finally:
         del os.environ[name]
         os.environ.update(before)
+
+
+def search_current_folder() -> Path:
+    """Let imports find modules in the current folder, and return the folder."""
+    here = Path.cwd()
+    if str(here) not in sys.path:
+        sys.path.insert(0, str(here))
+    return here
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """Import ``module:function``, also from the current folder.
+
+    :raises InvalidArgument: the path leads to no function.
+    """
+    here = search_current_folder()
+    hint = f"modules are searched for among the installed packages and in {here}"
+    return check_runs(import_object(target, error=InvalidArgument, hint=hint), target)

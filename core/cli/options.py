@@ -1,28 +1,51 @@
-"""The options that commands share, and groups of them: a parameter of a command may stand for several options."""
+"""The options that commands share, and groups of them. One parameter of a command may stand for several options."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import NoneType
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from export_queue.core.cli.console import app
+from export_queue.core.cli.console import app, show
 from export_queue.core.cli.naming import named_sink, open_named_store
-from export_queue.core.cli.passwords import refuse_passwords
 from export_queue.core.client import Store
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.references import has_password
 from export_queue.core.sinks import SinkSpec
 
-AnyCommand = TypeVar("AnyCommand", bound=Callable[..., None])
+AnyCommand = TypeVar("AnyCommand", bound=Callable[..., Any])
+
+
+def refuse_passwords(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
+    """Refuse URLs that contain a password, unless they come from the environment; the callback of an option.
+
+    :raises InvalidArgument: a URL contains a password; the message does not repeat it.
+    """
+    source = context.get_parameter_source(parameter.name or "")
+    given = value if isinstance(value, list | tuple) else [value]
+    if "" in given:
+        raise typer.BadParameter("expected a name, found nothing")
+    if source is not None and source.name == "ENVIRONMENT":
+        return value
+    if any(isinstance(text, str) and has_password(text) for text in given):
+        raise InvalidArgument(
+            f"{parameter.opts[0]}: the URL contains a password, and every user of this machine can read a command line",
+            hint="put the URL into an environment variable and pass env:NAME; or leave the password out and pass "
+            "--password env:NAME for a store, --sink-secret password=env:NAME for a sink",
+        )
+    return value
+
 
 SINK_NAMES = "URL, SINK.json, module:factory, env:NAME or the id of an Airflow connection"
 
 QueueId = Annotated[str, typer.Argument(metavar="QUEUE", help="id of the queue")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
-Who = Annotated[str | None, typer.Option(help="name for the record; by default user and host")]
+Who = Annotated[str | None, typer.Option(help="name to record; by default user and host")]
 Complete = Annotated[
     bool, typer.Option("--complete", help="promise that the sink lacks nothing; the promise is recorded")
 ]
@@ -31,33 +54,47 @@ SinkText = Annotated[
     typer.Option("--sink", envvar="EXPORT_QUEUE_SINK", callback=refuse_passwords, help=f"the sink: {SINK_NAMES}"),
 ]
 SinkName = Annotated[
-    str | None, typer.Option("--sink-name", help="what the queue is bound to; by default the sink's own name")
+    str | None, typer.Option("--sink-name", help="name to which the queue is bound; by default the sink's own name")
 ]
 
 
 def command(name: str | None = None, *, of: typer.Typer = app) -> Callable[[AnyCommand], AnyCommand]:
     """Add a function to a program as a command.
 
-    A parameter whose type is a dataclass becomes one option for each field, and the function gets the object.
+    * A parameter whose type is a dataclass becomes one option for each field; the function receives the object.
+    * A parameter of type :class:`Store` becomes the options that name a store; the function receives the open store.
+    * What the function returns or yields is printed by :func:`show`; such a command has the option ``--json``.
 
-    :param name: of the command; by default the function's.
+    :param name: name of the command; by default the function's.
     :param of: the program.
     """
 
     def added(function: AnyCommand) -> AnyCommand:
         types = get_type_hints(function, include_extras=True)
-        groups: dict[str, Any] = {parameter: group for parameter, group in types.items() if is_dataclass(group)}
+        shows = types.pop("return") is not NoneType
+        groups: dict[str, Any] = {
+            parameter: StoreOptions if kind is Store else kind
+            for parameter, kind in types.items()
+            if kind is Store or is_dataclass(kind)
+        }
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name in groups:
                 parameters += _options_of(groups[parameter.name])
             else:
                 parameters.append(parameter.replace(annotation=types[parameter.name]))
+        if shows and "as_json" not in types:
+            parameters.append(_option("as_json", AsJson, default=False))
 
         def run(**values: Any) -> None:
-            for parameter, group in groups.items():
-                values[parameter] = group(**{one.name: values.pop(one.name) for one in fields(group)})
-            function(**values)
+            as_json = values["as_json"] if "as_json" in types else values.pop("as_json", False)
+            with ExitStack() as stack:
+                for parameter, group in groups.items():
+                    options = group(**{one.name: values.pop(one.name) for one in fields(group)})
+                    values[parameter] = stack.enter_context(options.open()) if types[parameter] is Store else options
+                found = function(**values)
+                for result in found if isinstance(found, Iterator) else [found] if shows else ():
+                    show(result, as_json=as_json)
 
         named: Any = run
         named.__name__, named.__doc__ = function.__name__, function.__doc__
@@ -70,15 +107,15 @@ def command(name: str | None = None, *, of: typer.Typer = app) -> Callable[[AnyC
     return added
 
 
+def _option(name: str, annotation: Any, *, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 def _options_of(group: Any) -> list[inspect.Parameter]:
     types = get_type_hints(group, include_extras=True)
+    empty = inspect.Parameter.empty
     return [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if one.default is MISSING else one.default,
-            annotation=types[one.name],
-        )
+        _option(one.name, types[one.name], default=empty if one.default is MISSING else one.default)
         for one in fields(group)
     ]
 
@@ -111,7 +148,7 @@ class StoreOptions:
     ] = False
 
     def open(self) -> Store:
-        """Open the store; leaving a ``with`` block closes it."""
+        """Open the store; a context that closes it."""
         return open_named_store(
             self.store, password=self.password, schema=self.schema, behind_pooler=self.behind_pooler
         )
@@ -126,7 +163,7 @@ class SinkOptions:
         typer.Option(
             "--sink-option",
             metavar="NAME=VALUE",
-            help="an option that the name of the sink does not give; JSON, or text",
+            help="an option that the sink's name does not set; the value is JSON, or text",
         ),
     ] = None
     sink_secret: Annotated[
@@ -139,5 +176,5 @@ class SinkOptions:
     ] = None
 
     def describe(self, text: str, *, name: str | None = None) -> AbstractContextManager[SinkSpec]:
-        """Describe the sink that a text names; see :func:`named_sink`."""
+        """Describe the sink that a text names, as :func:`named_sink` does."""
         return named_sink(text, options=self.sink_option or (), secrets=self.sink_secret or (), name=name)

@@ -1,14 +1,12 @@
-"""The whole program: each module adds its commands to it, in the order of the help."""
+"""The whole program. Each module adds its commands when it is imported; the order here is the order of the help."""
 
 from export_queue.core.cli import store as _store  # noqa: F401, I001
 from export_queue.core.cli import queues as _queues  # noqa: F401
 from export_queue.core.cli import drains as _drains  # noqa: F401
 from export_queue.core.cli import locks as _locks  # noqa: F401
 from export_queue.core.cli import entries as _entries  # noqa: F401
-from export_queue.core.cli import idempotency as _idempotency  # noqa: F401
 from export_queue.core.cli import observers as _observers  # noqa: F401
 from export_queue.core.cli import dead_letters as _dead_letters  # noqa: F401
-from export_queue.core.cli import segments as _segments  # noqa: F401
 from export_queue.core.cli import maintenance as _maintenance  # noqa: F401
 from export_queue.core.cli import sinks as _sinks  # noqa: F401
 from export_queue.core.cli.console import app, main

@@ -1,13 +1,14 @@
-"""``export-queue sweep``, ``readmit`` and ``ddl``: tombstones, sinks that have lost data, and what a target lacks."""
+"""``export-queue sweep``, ``readmit`` and ``ddl``: tombstones, lost data, and what a target lacks."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from export_queue.core.cli.console import print_json, say, show_log, show_one
+from export_queue.core.cli.console import Result, print_json, show_log
 from export_queue.core.cli.options import (
     SINK_NAMES,
     AsJson,
@@ -19,10 +20,11 @@ from export_queue.core.cli.options import (
     StoreOptions,
     Who,
     command,
+    refuse_passwords,
 )
-from export_queue.core.cli.passwords import refuse_passwords
 from export_queue.core.drain import readmit as take_anyway
 from export_queue.core.errors import InvalidArgument
+from export_queue.core.maintenance import SinkSweep
 from export_queue.core.queue import remedy
 from export_queue.core.sinks import PreparableSink, SinkSpec, first_collection
 
@@ -34,24 +36,19 @@ def sweep(
     ],
     store: StoreOptions,
     sink_options: SinkOptions,
-    as_json: AsJson = False,
-) -> None:
-    """Let sinks forget deletes that no delivery can meet any more; safe beside drains, and to interrupt.
+) -> Iterator[SinkSweep]:
+    """Remove tombstones that sinks no longer need. Drains may run meanwhile, and the command may be interrupted.
 
     A sink keeps a tombstone for each deleted record. The command removes the tombstones below everything that the store
-    may still send; an operation with so low a sequence is stale in the sink from then on. The store must be the only
-    one that feeds the sink.
+    may still send; from then on the sink treats an operation with so low a sequence as stale. The store must be the
+    only one that feeds the sink.
     """
     show_log("export_queue")  # not all: clients log each request
     with contextlib.ExitStack() as stack:
         described = [stack.enter_context(sink_options.describe(text)) for text in sinks]
         opened = stack.enter_context(store.open())
         for sink in described:
-            report = opened.sweep_sink(sink)
-            if as_json:
-                print_json(report.to_json())
-            else:
-                say(report.line())
+            yield opened.sweep_sink(sink)
 
 
 @command()
@@ -63,45 +60,40 @@ def readmit(
     sink_name: SinkName = None,
     complete: Complete = False,
     who: Who = None,
-    as_json: AsJson = False,
-) -> None:
-    """Go on with a sink that has lost data, which drains refuse; it is taken as it is.
+) -> Result:
+    """Continue with a sink that has lost data, which drains refuse. The sink is accepted as it is.
 
-    The command delivers nothing again. The sink counts as incomplete, in drains and in status, until a first load of
-    the subscription has delivered everything, or somebody declares it complete. Tables and indices of the sink's
-    description that are gone are created again.
+    Nothing is delivered again. The sink counts as incomplete, in drains and in the status, until a first load of the
+    subscription has delivered everything, or somebody declares the sink complete. Missing tables and indices of the
+    sink's description are created again.
     """
-    with (
-        sink_options.describe(sink, name=sink_name) as described,
-        store.open() as opened,
-    ):
-        found = take_anyway(opened, queue_id, described, complete=complete, who=who)
-    lines = [mark.line() for mark in found]
-    if as_json:
-        show_one({"queue": queue_id, "sink": described.name, "incomplete": lines}, as_json=True)
-        return
-    say(f"{described.name} is admitted as it is; queue {queue_id} may be drained into it")
-    for line in lines:
-        say(f"it is incomplete: {line}")
-    if lines:
-        say(remedy(queue_id))
+    with sink_options.describe(sink, name=sink_name) as described, store.open() as opened:
+        lines = [mark.line() for mark in take_anyway(opened, queue_id, described, complete=complete, who=who)]
+    return Result(
+        json={"queue": queue_id, "sink": described.name, "incomplete": lines},
+        lines=[
+            f"{described.name} is admitted as it is; queue {queue_id} may be drained into it",
+            *(f"it is incomplete: {line}" for line in lines),
+            *([remedy(queue_id)] if lines else []),
+        ],
+    )
 
 
 @command()
 def ddl(
     collections: Annotated[
         list[str],
-        typer.Argument(metavar="QUEUE|COLLECTION…", help="collections: by default the id of the queue itself"),
+        typer.Argument(metavar="QUEUE|COLLECTION…", help="collections; without an exporter, the id of the queue"),
     ],
     sink: SinkText,
     sink_options: SinkOptions,
-    run: Annotated[bool, typer.Option("--run", help="run the statements, too")] = False,
+    run: Annotated[bool, typer.Option("--run", help="also run the statements")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a sink's target still lacks: tables, columns, indices; with --run, bring it about.
+    """Print statements for what a sink's target lacks: tables, columns, indices. With --run, also run them.
 
-    Nothing is printed where nothing is missing. Running is safe beside drains, and to repeat: a change waits two
-    seconds for those that use its table, and tries again.
+    Nothing is printed if nothing is missing. Running is safe to repeat, and drains may run meanwhile: a change waits
+    two seconds for those that use its table, and is tried again.
     """
     rows = []
     with sink_options.describe(sink) as described:
@@ -119,7 +111,7 @@ def _statements(part: SinkSpec, collections: list[str], *, run: bool) -> str:
     try:
         if not isinstance(opened, PreparableSink):
             raise InvalidArgument(
-                f"sink {part.name} has nothing to prepare: it creates what it needs, with the first batch"
+                f"sink {part.name} has nothing to prepare: it creates what it needs with the first batch"
             )
         return opened.run_ddl(*collections) if run else opened.ddl(*collections)
     finally:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a question that is asked between two pieces of work."""
+"""SIGTERM and SIGINT: a flag that a command checks between two steps, or an interruption."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 
 class StopSignals:
-    """Notes the signals of a polite stop for the length of a block; a second SIGINT ends the process at once.
+    """Records SIGTERM and SIGINT during a block. A second SIGINT interrupts the process immediately.
 
-    A pipe carries the news, not an event: the handler of an event may wait for a lock of the code that it interrupts.
+    The handler writes to a pipe instead of setting an event: setting an event may wait for a lock that the interrupted
+    code holds.
     """
 
     def __init__(self) -> None:
@@ -39,25 +40,25 @@ class StopSignals:
         self._requested = True
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)
-        with contextlib.suppress(BlockingIOError):  # enough is written already
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, which is enough
             os.write(self._writer, b"x")
 
     def requested(self) -> bool:
-        """Tell whether a signal has come."""
+        """Return whether a signal was received."""
         return self._requested
 
     def wait(self, seconds: float) -> None:
-        """Wait, until a signal comes or the time is over."""
+        """Wait for a signal, at most a number of seconds."""
         select.select([self._reader], [], [], seconds)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM has come."""
+    """SIGTERM was received."""
 
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM interrupt a block as Ctrl-C does, for work that ends cleanly when it is interrupted."""
+    """Make SIGTERM interrupt a block as Ctrl-C does, for work that ends cleanly when it is interrupted."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise Terminated
@@ -70,5 +71,5 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 def status_of(interruption: KeyboardInterrupt) -> int:
-    """Return the exit status that shells know a signal by."""
+    """Return the exit status that shells use for the signal."""
     return 128 + (signal.SIGTERM if isinstance(interruption, Terminated) else signal.SIGINT)

@@ -1,4 +1,4 @@
-"""``export-queue init``, ``backup`` and ``adopt``: creating a store, copying and moving one."""
+"""``export-queue init``, ``backup`` and ``adopt``: creating, copying and moving a store."""
 
 from __future__ import annotations
 
@@ -10,73 +10,60 @@ from typing import Annotated
 
 import typer
 
-from export_queue.core.cli.console import say, show_one
-from export_queue.core.cli.options import AsJson, StoreOptions, Who, command
+from export_queue.core.cli.console import Result
+from export_queue.core.cli.options import Who, command
+from export_queue.core.client import Store
+
+_SECONDS = 5.0
+"""Seconds between two lines of progress."""
 
 
 @command()
-def adopt(
-    store: StoreOptions,
-    who: Who = None,
-    as_json: AsJson = False,
-) -> None:
-    """Let a store that was restored live where it is, in another cluster of servers too.
+def adopt(store: Store, who: Who = None) -> Result:
+    """Adopt a restored store where it is now, possibly on another database server.
 
-    Transactions that were in progress at the backup end. Nothing else may use the store meanwhile. The status shows
-    a mark of it, until the complete command closes it.
+    Transactions that were in progress at the time of the backup end. Nothing else may use the store meanwhile. The
+    status shows a mark of the adoption until the complete command closes it.
     """
-    with store.open() as opened:
-        ended = opened.adopt(who=who)
-        if as_json:
-            show_one({"store": opened.id, "ended": ended}, as_json=True)
-        else:
-            say(f"store {opened.id} lives here now; {ended} transactions that were in progress have ended")
+    ended = store.adopt(who=who)
+    line = f"adopted store {store.id}; {ended} transactions that were in progress have ended"
+    return Result(json={"store": store.id, "ended": ended}, lines=[line])
 
 
 @command()
 def backup(
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="the new file, which must not exist")],
-    store: StoreOptions,
-    as_json: AsJson = False,
-) -> None:
-    """Copy a SQLite store into a new file, while others use the store; of PostgreSQL, use pg_basebackup or pg_dump.
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="the new file, which must not exist")], store: Store
+) -> Result:
+    """Copy a SQLite store into a new file while others use the store. For PostgreSQL, use pg_basebackup or pg_dump.
 
-    The copy holds exactly what is committed when it begins. A copy of the store's files by other programs may hold half
-    a transaction, or none of the last ones.
+    The copy contains exactly what is committed when it begins. A copy of the store's files by other programs may
+    contain half a transaction or lack the last ones.
     """
-    with store.open() as opened:
-        size = opened.backup(target, on_progress=_telling(5.0))
-        if as_json:
-            show_one({"store": opened.id, "file": str(target), "bytes": size}, as_json=True)
-        else:
-            say(f"store {opened.id} is copied to {target}: {size} bytes")
-            if files := opened.bulk_files():
-                say(f"not in it: {len(files)} files with bulk entries, as {files[0]}; copy them as well")
+    size = store.backup(target, on_progress=_progress_lines())
+    lines = [f"copied store {store.id} to {target}: {size} bytes"]
+    if files := store.bulk_files():
+        lines.append(f"not included: {len(files)} files with bulk entries, such as {files[0]}; copy them as well")
+    return Result(json={"store": store.id, "file": str(target), "bytes": size}, lines=lines)
 
 
-def _telling(seconds: float) -> Callable[[int, int], None]:
-    """Make a function that prints progress, so many seconds apart."""
-    told = time.monotonic()
+def _progress_lines() -> Callable[[int, int], None]:
+    shown = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= seconds:
-            told = time.monotonic()
+    def show_progress(done: int, total: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= _SECONDS:
+            shown = time.monotonic()
             print(f"{done >> 20} of {total >> 20} MiB", file=sys.stderr, flush=True)
 
-    return tell
+    return show_progress
 
 
 @command()
-def init(
-    store: StoreOptions,
-    as_json: AsJson = False,
-) -> None:
-    """Create the store, or complete it; safe to repeat."""
-    with store.open() as opened:
-        opened.create()
-        version = opened.identity.schema_version
-        if as_json:
-            show_one({"store": opened.id, "url": opened.url_safe, "schema_version": version}, as_json=True)
-        else:
-            say(f"store {opened.id} is ready in {opened.url_safe} (schema version {version})")
+def init(store: Store) -> Result:
+    """Create the store, or update its schema to this version; safe to repeat."""
+    store.create()
+    version = store.identity.schema_version
+    return Result(
+        json={"store": store.id, "url": store.url_safe, "schema_version": version},
+        lines=[f"store {store.id} is ready in {store.url_safe} (schema version {version})"],
+    )

@@ -40,7 +40,7 @@ def test_a_store_is_set_up_and_looked_at(sqlite_url: str) -> None:
     assert (idempotency_key["committed"], idempotency_key["generation"]) == (True, 1)
     (closed,) = json.loads(run_cli("idempotency", "dag/run/task", "--close", "--json", url=sqlite_url))
     assert (closed["committed"], closed["closed"], closed["generation"]) == (True, True, 1)
-    assert "closed already" in run_cli("idempotency", "dag/run/task", "--close", url=sqlite_url, status=1)
+    assert "already closed" in run_cli("idempotency", "dag/run/task", "--close", url=sqlite_url, status=1)
 
 
 def test_an_error_is_one_message_with_a_hint(sqlite_url: str) -> None:

@@ -289,7 +289,7 @@ def test_options_and_secrets_complete_what_a_text_says(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("text", "options", "secrets", "error", "expected"),
     [
-        ("redis://h", ["host=x"], [], InvalidArgument, "host of the sink: given twice"),
+        ("redis://h", ["host=x"], [], InvalidArgument, "host of the sink: set twice"),
         ("redis://h", ["key"], [], InvalidArgument, "name=value"),
         ("redis://h/x", [], [], InvalidArgument, "number of a Redis database"),
         ("redis://h/1?db=2", [], [], InvalidArgument, "two databases"),
@@ -319,10 +319,10 @@ def test_a_connection_needs_airflow(url: str, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setitem(sys.modules, name, None)
     for arguments in (["status", "--store", "airflow:exports"], ["status", "--store", "exports"]):
         complaint = run_cli(*arguments, url=url, status=1)
-        assert "'exports' is no URL" in complaint
+        assert "'exports' is not a URL" in complaint
         assert "expected sqlite:///path or postgresql://user@host/db" in complaint
     complaint = run_cli("drain", "orders", "--sink", "redis_default", url=url, status=1)
-    assert "'redis_default' is no URL" in complaint
+    assert "'redis_default' is not a URL" in complaint
     assert "airflow-provider-export-queue[airflow]" in complaint
 
 

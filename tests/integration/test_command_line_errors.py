@@ -12,7 +12,7 @@ import pytest
 from tests.support.command_line import run_cli
 
 from export_queue import Entry, InvalidArgument, MemorySink, Put, Store, drain
-from export_queue.core.cli.console import show, show_one
+from export_queue.core.cli.console import show
 
 PROGRAM = [sys.executable, "-c", "from export_queue.core.cli import main; main()"]
 HOSTILE = ["[/]", "[bold]order-1[/bold]", "a\nb", "\x1b[31mred", "nul\0"]
@@ -140,7 +140,7 @@ def test_no_control_character_of_others_reaches_a_terminal(url: str) -> None:
 
 
 def test_one_thing_is_shown_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    show_one({"sink": "\x1b[31mred\nb", "none": None}, as_json=False)
+    show({"sink": "\x1b[31mred\nb", "none": None}, as_json=False)
     assert capsys.readouterr().out == "sink  \\x1b[31mred\\nb\nnone\n"
 
 
@@ -236,7 +236,7 @@ def test_a_variable_that_would_name_a_connection_is_shown_by_name(url: str, monk
     monkeypatch.setenv("TARGET", "hunter2")
     for arguments in (["status", "--store", "env:TARGET"], ["drain", "q", "--sink", "env:TARGET"]):
         complaint = run_cli(*arguments, url=url, status=1)
-        assert "'env:TARGET' is no URL" in complaint
+        assert "'env:TARGET' is not a URL" in complaint
         assert "hunter2" not in complaint
 
 

@@ -180,7 +180,7 @@ def test_the_key_of_work_that_was_closed_has_committed(store: Store, store_url: 
     run_cli("idempotency", "dag/run/it's", "--close", url=store_url)
     assert shown() == {"committed": True, "closed": True, "generation": 1, "result": 7}
     assert "the next run is new work" in run_cli("idempotency", "dag/run/it's", url=store_url)
-    assert "closed already" in run_cli("idempotency", "dag/run/it's", "--close", url=store_url, status=1)
+    assert "already closed" in run_cli("idempotency", "dag/run/it's", "--close", url=store_url, status=1)
     store.run(lambda tx: 8, idempotency_key="dag/run/it's")
     assert shown() == {"committed": True, "closed": False, "generation": 2, "result": 8}
 
@@ -301,7 +301,7 @@ def test_why_does_not_doubt_a_commit_from_before_the_subscription(orders: Store,
     drain(orders, "orders", MemorySink(), sink_name="cache")
     orders.subscribe("orders", "search")
     told = run_cli("why", "orders", "customer 3", url=store_url)
-    assert "the key was probably never committed, or before it was made" in told
+    assert "the key was probably never committed, or before it was created" in told
     assert "first load: missing" in told
 
 
@@ -352,9 +352,9 @@ def test_a_name_that_is_a_number_is_said_to_be_one(store: Store) -> None:
 
 def test_letters_that_the_options_do_not_name_are_not_said_to_be_none(dead_airports: Store, store_url: str) -> None:
     told = run_cli("dead", "retry", "airports/cache", "--key", "nope", url=store_url)
-    assert "has 2 more dead letters that the options do not name" in told
+    assert "has 2 more dead letters that the options do not select" in told
     told = run_cli("dead", "drop", "airports/cache", "--key", "OSL", "--who", "eve", url=store_url)
-    assert "has 1 more dead letter that the options do not name" in told
+    assert "has 1 more dead letter that the options do not select" in told
     assert "more dead" not in run_cli("dead", "retry", "airports/cache", url=store_url)
 
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from export_queue import InvalidArgument, StoreNotCreated, StoreUnavailable
-from export_queue.core.cli.loading import load_function
+from export_queue.core.cli.naming import load_function
 from export_queue.core.observers import Processed, delay_ms, work
 from export_queue.core.observers.failures import describe
 
