@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from export_queue.core.queue import Queue, Range
@@ -70,16 +70,6 @@ class FileReport:
             "add_order": add_order,
             "largest_value": part.largest_value,
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return asdict(self) | {"slices": [asdict(part) for part in self.slices]}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> FileReport:
-        """Read what :meth:`to_json` gave."""
-        slices = tuple(Slice(**part) for part in value["slices"])
-        return cls(value["file"], value["bytes"], value["footer_bytes"], value["checksum"], slices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

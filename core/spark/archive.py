@@ -1,4 +1,4 @@
-"""The library as one file that Spark ships to its driver and executors."""
+"""Packing the library into one file that Spark ships to its driver and executors."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from export_queue.core.errors import ConfigurationError
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHIPPED = {".py", ".sql"}
 _UNCHECKED = (1).to_bytes(4, "little")
-"""Says of byte code that it belongs to its source, whatever the time of that file; PEP 552."""
+"""Flag of byte code that is valid whatever the time stamp of its source; PEP 552."""
 
 
 def package_archive() -> Path:
-    """Build the archive of ``export_queue`` and its ``core``, once for each state of the code.
+    """Build the archive of ``export_queue`` and ``export_queue.core``, once for each state of the code.
 
-    The rest of the provider needs Airflow, which Spark's environment does not have. Beside each module stands its byte
-    code for this Python: Spark's is of the same version as a rule, and another one compiles the source.
+    The rest of the provider needs Airflow, which Spark's environment does not have. The archive contains the byte code
+    of each module for this Python; a Python of another version compiles the source.
 
-    :returns: a file, named after its content, in a folder of this user's below the system's temporary one.
+    :returns: a file, named after its content, in this user's folder below the system's temporary folder.
     """
     files = [(name, path.read_bytes()) for name, path in sorted(_files())]
     digest = hashlib.sha256(importlib.util.MAGIC_NUMBER)
@@ -39,7 +39,7 @@ def package_archive() -> Path:
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             _pack(file, files)
-        Path(temporary).replace(path)  # the archive is there whole or not at all, also where two processes build it
+        Path(temporary).replace(path)  # complete or absent, also if two processes build it
     return path
 
 
@@ -61,7 +61,7 @@ def _files() -> Iterator[tuple[str, Path]]:
     if root.origin is None:
         raise ConfigurationError("the package export_queue has no files that could be shipped to Spark")
     yield "export_queue/__init__.py", Path(root.origin)
-    # The import system is asked: in an editable install core does not lie below the package's own folder.
+    # asks the import system: in an editable install, core is not below the package's own folder
     for folder in _spec("export_queue.core").submodule_search_locations or ():
         for path in Path(folder).rglob("*"):
             if path.suffix in _SHIPPED:
@@ -81,4 +81,4 @@ def _own_folder() -> Path:
     found = folder.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
         return folder
-    return Path(tempfile.mkdtemp(prefix="export-queue-"))  # the folder is another user's, whose code must not run
+    return Path(tempfile.mkdtemp(prefix="export-queue-"))  # the folder belongs to another user, whose code must not run

@@ -1,9 +1,9 @@
 """Sending secrets that only the driver can look up to executors on other machines.
 
-References are sent, and executors follow them. In client mode an ``env:`` reference leads to the environment of
-``spark-submit``, which executors of a cluster do not have. Its value may be sent inside the closure of the tasks if the
-cluster authenticates its members and encrypts its connections. The closure is kept small: PySpark writes a large one to
-a file.
+Normally references are sent, and executors look the secrets up. In client mode an ``env:`` reference names a variable
+of ``spark-submit``, which executors of a cluster do not have. Its value may be sent inside the closure of the tasks if
+the cluster authenticates its members and encrypts its connections. The closure is kept small, because PySpark writes a
+large one to a file.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class CarriedSecrets:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def unpack(self) -> None:
-        """Set the variables in this process, so that it can follow the references; existing variables stay."""
+        """Set the variables in this process unless they exist, so that it can look up the references."""
         for name, value in self.variables.items():
             os.environ.setdefault(name, value)
 
 
 def references(store: StoreSpec, sink: SinkSpec | None = None) -> list[str]:
-    """List the references to secrets that a task follows."""
+    """List the references to secrets that a task looks up."""
     leaves = () if sink is None else sink.leaves()
     found = {text for part in leaves for text in part.secrets.values()}
     return sorted(found | ({store.secret} if store.secret else set()))
@@ -50,21 +50,21 @@ def carried_secrets(conf: Mapping[str, str], wanted: Sequence[str], lacking: Col
     """Collect the driver's variables that executors need; refuse if they need one and connections are not protected.
 
     :param conf: Spark's configuration, by name.
-    :param wanted: references that tasks follow.
-    :param lacking: the references that some executor cannot follow.
+    :param wanted: references that tasks look up.
+    :param lacking: the references that some executor cannot look up.
     :raises ConfigurationError: an executor lacks a secret that must not, or cannot, be sent.
     """
     variables = {name: os.environ[name] for name in _names(wanted) if name in os.environ}
     elsewhere = sorted(set(lacking) - {f"{_ENV}{name}" for name in variables})
     if elsewhere:
         raise ConfigurationError(
-            f"Spark's executors cannot follow {', '.join(elsewhere)}",
-            hint="let the references lead to what every executor has, with mode 0600 if it is a file",
+            f"Spark's executors cannot look up {', '.join(elsewhere)}",
+            hint="use references that every executor can look up; a file needs mode 0600",
         )
     if _is_protected(conf):
         if sum(map(len, variables.values())) > _MOST_BYTES:
             raise ConfigurationError("the secrets are too large to be sent to executors", hint="give files: file:/PATH")
-        return CarriedSecrets(variables)  # also to executors that come later
+        return CarriedSecrets(variables)  # executors that start later get them too
     if lacking:
         raise _in_clear(lacking)
     return CarriedSecrets()
@@ -73,10 +73,10 @@ def carried_secrets(conf: Mapping[str, str], wanted: Sequence[str], lacking: Col
 def refuse_unsendable(conf: Mapping[str, str], wanted: Sequence[str]) -> None:
     """Refuse the passwords of Airflow's connections, before an executor starts, if executors cannot get them.
 
-    Other references are tried by an executor first: its machine may have a variable of that name.
+    An executor tries the other references first: its machine may have a variable of that name.
 
     :param conf: Spark's configuration, by name.
-    :param wanted: references that tasks follow.
+    :param wanted: references that tasks look up.
     :raises ConfigurationError: the cluster's connections are not protected.
     """
     ours = [f"{_ENV}{name}" for name in _names(wanted) if name.startswith(_OF_CONNECTIONS) and name in os.environ]
@@ -87,10 +87,10 @@ def refuse_unsendable(conf: Mapping[str, str], wanted: Sequence[str]) -> None:
 
 def _in_clear(lacking: Collection[str]) -> ConfigurationError:
     return ConfigurationError(
-        f"{', '.join(sorted(lacking))} can be followed on the driver's machine alone, and this cluster would send "
+        f"{', '.join(sorted(lacking))} can be looked up only on the driver's machine, and this cluster would send "
         "passwords to its executors in clear",
         hint="set spark.authenticate=true and spark.network.crypto.enabled=true for the whole cluster, or give "
-        "references that executors can follow: file:/PATH, module:callable",
+        "references that executors can look up: file:/PATH, module:callable",
     )
 
 

@@ -1,16 +1,16 @@
-"""Which columns of a DataFrame a queue takes, by its codecs; found out before any job starts.
+"""Which columns of a DataFrame a queue accepts, by its codecs; checked before any job starts.
 
-A row's key and value become exactly the bytes that ``queue.add`` writes for the same values. Where Spark cannot tell
-which bytes these are, the type is refused.
+A row's key and value become exactly the bytes that ``queue.add`` writes for the same values. A type is refused if
+Spark's value does not determine these bytes.
 
 =================  ============================================================================================
-codec              takes columns of
+codec              accepts columns of type
 =================  ============================================================================================
 ``str``            string
 ``int``            byte, short, integer, long
 ``bytes``          binary
-``json``           boolean, numbers, string, date, timestamp; structs, arrays and maps (with keys of string) of these
-an import path     binary: what the codec's ``encode`` has returned
+``json``           boolean, numbers, string, date, timestamp; structs, arrays and maps (with string keys) of these
+an import path     binary: the output of the codec's ``encode``
 =================  ============================================================================================
 """
 
@@ -36,10 +36,10 @@ _PLAIN_JSON = (
     t.TimestampType,
     t.NullType,
 )
-_ENCODED = "a column with the bytes that the codec's encode returns, made by a function of yours"
+_ENCODED = "apply the codec's encode to the column in a function of your own"
 _REMEDIES: dict[type[t.DataType], str] = {
-    t.BinaryType: "send text: decode(column, 'UTF-8') or base64(column); whole values of bytes need the codec 'bytes'",
-    t.TimestampNTZType: "say which zone it is of: cast(column as timestamp), or send text",
+    t.BinaryType: "send text: decode(column, 'UTF-8') or base64(column); values that are bytes need the codec 'bytes'",
+    t.TimestampNTZType: "give it a time zone, cast(column as timestamp), or send text",
     t.DayTimeIntervalType: "send its seconds, or text",
     t.YearMonthIntervalType: "send its months, or text",
     t.CalendarIntervalType: "send text: cast(column as string)",
@@ -52,9 +52,9 @@ class Columns:
     """The columns of a DataFrame that make entries.
 
     :param key: name of the column with keys.
-    :param value: name of the column with values; null says that the record is gone.
-    :param queue: name of the column with ids of queues; None where all rows are of one queue.
-    :param latest_by: name of the column that says which of the rows of a key counts.
+    :param value: name of the column with values; null deletes the record.
+    :param queue: name of the column with ids of queues; None if all rows belong to one queue.
+    :param latest_by: name of the column that decides between rows with the same key.
     """
 
     key: str
@@ -63,11 +63,11 @@ class Columns:
     latest_by: str | None = None
 
     def misfits(self, schema: t.StructType, queues: Mapping[str, Queue]) -> dict[str, InvalidArgument]:
-        """Find the queues that do not take these columns.
+        """Find the queues that do not accept these columns.
 
-        :param schema: the frame's.
+        :param schema: the schema of the DataFrame.
         :param queues: the queues that rows may name, by id.
-        :returns: why, by id of the queue.
+        :returns: the reason, by id of the queue.
         :raises InvalidArgument: a column is missing.
         """
         key, value = _find(schema, self.key, "key"), _find(schema, self.value, "value")
@@ -75,7 +75,7 @@ class Columns:
             found = _find(schema, self.queue, "queue_column")
             if not isinstance(found, t.StringType):
                 raise InvalidArgument(
-                    f"column {self.queue!r}: expected string, ids of queues, found {found.simpleString()}"
+                    f"column {self.queue!r}: expected string with ids of queues, found {found.simpleString()}"
                 )
         if self.latest_by is not None:
             _find(schema, self.latest_by, "latest_by")
@@ -142,11 +142,11 @@ class _Unfit:
 
 
 def _unfit(found: t.DataType, path: str) -> Iterator[tuple[str, _Unfit]]:
-    """List the parts of a type that are not JSON, or not the same JSON in Spark and in Python."""
+    """List the parts of a type that JSON cannot express, or that Spark and Python write differently."""
     if isinstance(found, t.StructType):
         names = found.fieldNames()
         for name in sorted({name for name in names if names.count(name) > 1}):
-            yield _below(path, name), _Unfit("several fields of this name", "rename all but one of them")
+            yield _below(path, name), _Unfit("several fields of this name", "rename all but one")
         for field in found.fields:
             yield from _unfit(field.dataType, _below(path, field.name))
     elif isinstance(found, t.ArrayType):

@@ -1,4 +1,4 @@
-"""A compaction in its driver: it plans, locks and publishes, has Spark's tasks merge, and stores the report."""
+"""The driver of a compaction: it plans, locks and publishes, lets Spark's tasks merge, and stores the report."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def run(arguments: CompactArguments) -> list[str]:
             owner=arguments.owner.submitted(),
             merger=SparkMerger(context, arguments.store, secrets),
         )
-        # An earlier run of this program has stored what it did; then this one had little to do.
+        # an earlier run of this program may have stored its report
         with contextlib.suppress(AlreadyCommitted):
             store.run(lambda tx: report.summary(), idempotency_key=arguments.report_key)
-    context.stop()  # after an error the end of the process does it
+    context.stop()  # after an error, the end of the process stops it
     return [*(unit.line(dry_run=False) for unit in report.units), report.line()]

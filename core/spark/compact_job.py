@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from export_queue.core.locks import Owner
 from export_queue.core.segments import Candidates
+from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.job import START_SECONDS, Job, JobArguments, describe
 from export_queue.core.spark.submitter import Submitter
 from export_queue.core.store import StoreSpec
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from export_queue.core.spark.compact_merger import SparkMerger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +67,9 @@ def compact_job(
     :param store: description of the store, with a reference in place of its password.
     :param wanted: which units are worth a compaction.
     :param owner: the task; a newer attempt of it takes over from an older one. By default no other job shares it.
-    :param master: Spark's master, where it is known, to refuse what cannot work.
-    :param start_timeout: seconds that Spark may take to start, and to find an executor.
-    :param submitter: ``Submitter.here()`` where the driver runs beside this process and shall end with it.
+    :param master: Spark's master, if it is known, to refuse what cannot work.
+    :param start_timeout: seconds that Spark may take to start and to find an executor.
+    :param submitter: ``Submitter.here()`` if the driver runs on this machine and is to end with this process.
     :returns: what to submit.
     :raises ConfigurationError: the job could not work.
     """
@@ -79,3 +85,14 @@ def compact_job(
         problem_key=problem_key,
     )
     return describe(CompactJob, arguments, master=master, report_key=arguments.report_key, problem_key=problem_key)
+
+
+def merge_by_tasks(context: SparkContext, store: StoreSpec) -> SparkMerger:
+    """Return a merger for a compaction that the caller's own Spark program runs.
+
+    :param context: its connection to Spark. The executors must have this library.
+    :param store: the store. Each task opens it and looks up its secrets.
+    """
+    from export_queue.core.spark.compact_merger import SparkMerger
+
+    return SparkMerger(context, store, CarriedSecrets())

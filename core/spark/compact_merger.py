@@ -1,4 +1,4 @@
-"""The merger of a compaction on Spark: one job for each publication, whose tasks write a file each."""
+"""The merger of a compaction on Spark: one job per publication, each of whose tasks writes one file."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from export_queue.core.spark.compact_tasks import in_full, merge_task, packed
 from export_queue.core.store import StoreSpec
 
 JOB_GROUP = "export-queue-compaction"
-_HINT = "see Spark's log above; what was published stays so, and nothing else has changed"
+_HINT = "see Spark's log above; what was published stays published, nothing else has changed"
 
 
 @dataclass(frozen=True, slots=True)
 class SparkMerger:
     """Merges by the tasks of Spark jobs.
 
-    An attempt of a task that Spark repeats, or runs twice, writes a file of its own. Only the files that Spark has
-    answered with are published, one for each share; clean-up deletes the others, also those that come late.
+    Each attempt of a task writes its own file. Only the files that Spark returns are published, one per share; clean-up
+    deletes the others.
 
     :param context: the connection to Spark.
     :param store: the store, which each task opens.
-    :param secrets: secrets that executors of another machine cannot look up.
+    :param secrets: secrets that executors on other machines cannot look up.
     """
 
     context: SparkContext
@@ -38,22 +38,22 @@ class SparkMerger:
 
     @property
     def shares(self) -> int:
-        """One for each core that there is at this moment."""
+        """One per core that Spark has at this moment."""
         return int(self.context.defaultParallelism)
 
     def merge(
         self, merge: Merge, shares: Sequence[Sequence[UnitPlan]], *, check: Callable[[], None]
     ) -> Sequence[Merged]:
-        """Run one job, and hand on what its tasks wrote.
+        """Run one job, and return what its tasks wrote.
 
         :raises SparkJobFailed: the job failed.
-        :raises ExportQueueError: what a task has met, as in one process.
+        :raises ExportQueueError: the error of a task.
         """
         sent = self.context.broadcast(merge)
-        # A group of its own: the end of a job whose locks were lost may reach Spark behind the start of the next one.
+        # A group per job: cancelling a job whose locks were lost must not cancel the next one.
         group = f"{JOB_GROUP}-{merge.transaction}"
         try:
-            # Names of files go in and come out; entries never pass through Java.
+            # Only names of files pass through Java, never entries.
             task = merge_task(sent, self.store, self.secrets)
             job = self.context.parallelize([packed(plans) for plans in shares], len(shares)).mapPartitions(task)
             found = collect(self.context, job.collect, group=group, title="compaction", check=check)

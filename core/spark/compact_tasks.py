@@ -17,27 +17,27 @@ from export_queue.core.store import StoreSpec
 
 
 class SharedMerge(Protocol):
-    """What travels apart from the tasks, as Spark's broadcast variables do."""
+    """A merge that is sent once for all tasks, as a broadcast variable of Spark."""
 
     @property
     def value(self) -> Merge:
-        """What all tasks need."""
+        """The merge."""
 
 
 def packed(plans: Sequence[UnitPlan]) -> bytes:
-    """Write a share as few bytes: a task of Spark must be smaller than 128 MiB, and sources are many."""
+    """Compress a share: it may have many sources, and a task of Spark must be smaller than 128 MiB."""
     return zlib.compress(pickle.dumps(list(plans), pickle.HIGHEST_PROTOCOL), 1)
 
 
 def merge_task(
     merge: SharedMerge, store: StoreSpec, secrets: CarriedSecrets
 ) -> Callable[[Iterable[bytes]], Iterator[Merged | Problem]]:
-    """Make the function of the Spark job, which is given shares of units as :func:`packed` wrote them.
+    """Return the function of the Spark job, which merges shares that :func:`packed` compressed.
 
-    :param store: the store, which each task opens, to read rows.
-    :param secrets: secrets that executors of another machine cannot look up.
-    :returns: a function that tells of each share what it has written, with units as :func:`brief` has them, or why it
-        could not: then a repetition by Spark would only meet the same.
+    :param store: the store, which each task opens to read rows.
+    :param secrets: secrets that executors on other machines cannot look up.
+    :returns: a function that yields the result of each share, as :func:`brief` shortens it, or the error. An error is
+        returned as data, because Spark would repeat the task in vain.
     """
 
     def task(shares: Iterable[bytes]) -> Iterator[Merged | Problem]:
@@ -46,7 +46,7 @@ def merge_task(
             plans: list[UnitPlan] = pickle.loads(zlib.decompress(share))
             try:
                 with contextlib.closing(store.open()) as database:
-                    found: Merged | Problem = brief(merge.value.run(database, plans, check=_go_on))
+                    found: Merged | Problem = brief(merge.value.run(database, plans, check=_unchecked))
             except ExportQueueError as error:
                 found = Problem.of(error)
             yield found
@@ -55,13 +55,13 @@ def merge_task(
 
 
 def brief(merged: Merged) -> Merged:
-    """Leave out the sources, which the driver knows."""
+    """Remove the sources, which the driver knows."""
     units = (replace(unit, plan=replace(unit.plan, segments=())) for unit in merged.units)
     return replace(merged, units=tuple(units))
 
 
 def in_full(merged: Merged, plans: Sequence[UnitPlan]) -> Merged:
-    """Put back what :func:`brief` has left out.
+    """Restore what :func:`brief` removed.
 
     :param plans: the share that was merged.
     """
@@ -69,5 +69,5 @@ def in_full(merged: Merged, plans: Sequence[UnitPlan]) -> Merged:
     return replace(merged, units=tuple(units))
 
 
-def _go_on() -> None:
-    """Go on: the driver, which keeps the locks, ends the job where they are lost."""
+def _unchecked() -> None:
+    """Do nothing: the driver renews the locks, and ends the job if they are lost."""

@@ -23,9 +23,9 @@ def connect(
 
     :param name: name of the application.
     :param store: what tasks open.
-    :param sink: what else they open.
-    :param modules: what they import besides the driver of the store.
-    :param seconds: how long Spark may take to start, and to find an executor.
+    :param sink: the sink that tasks open.
+    :param modules: what tasks import besides the driver of the store.
+    :param seconds: time that Spark may take to start and to find an executor.
     :returns: the connection, and the secrets that executors on other machines cannot look up.
     :raises ConfigurationError: this process or an executor lacks a module, or an executor lacks a secret.
     :raises SparkJobFailed: Spark did not start in time.
@@ -45,7 +45,7 @@ def secrets_for(context: SparkContext, modules: Sequence[str], wanted: Sequence[
     """Make sure that executors have what tasks need, and collect the secrets that only the driver can look up.
 
     :param modules: what tasks import.
-    :param wanted: references that tasks follow.
+    :param wanted: references that tasks look up.
     :raises ConfigurationError: executors lack a module or a secret.
     """
     lacking = ask_executors(context, modules, wanted)
@@ -55,5 +55,5 @@ def secrets_for(context: SparkContext, modules: Sequence[str], wanted: Sequence[
 
 
 def _preloaded(modules: Sequence[str]) -> list[str]:
-    """Choose the modules that may be imported before workers are forked: users' modules may start threads."""
+    """Select the modules that may be imported before workers are forked. A user's module may start threads."""
     return ["pyspark.worker", *(name for name in modules if name.startswith("export_queue.") or name in _FORKABLE)]

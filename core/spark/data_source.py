@@ -1,11 +1,11 @@
-"""The data source ``export_queue``: whole DataFrames become entries by Spark's own writing interface.
+"""The data source ``export_queue``: Spark's own interface for writing DataFrames.
 
-Spark runs each call in a process of its own. So the writer holds plain values only, and each step opens the store for
-itself: :meth:`ExportQueueDataSource.writer` begins a long transaction, tasks write files, ``commit`` puts exactly the
-reported files under the transaction and commits it. ``abort`` may come while tasks still write, or after a commit
-whose process died: it never undoes a commit, and deletes no file.
+Spark runs each call in its own process. The writer therefore holds plain values only, and each step opens the store:
+:meth:`ExportQueueDataSource.writer` begins a long transaction, tasks write files, and ``commit`` stages exactly the
+reported files and commits the transaction. ``abort`` may be called while tasks still write, or after a commit whose
+process died: it never undoes a commit and deletes no file.
 
-Rows come as the user has partitioned them. A task sorts them in runs of bounded size, each of which becomes a file.
+Rows arrive in the user's partitions. A task sorts them in runs of bounded size and writes one file per run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from export_queue.core.transactions import OpenTransaction, Transaction, outcome
 
 NAME = "export_queue"
 RUN_BYTES = 64 << 20
-"""How many bytes of entries a task sorts in memory."""
+"""Bytes of entries that a task sorts in memory."""
 _STORE = ("url", "schema", "secret", "behind_pooler", "segments")
 _TARGET = ("queue", "queue_column", "key", "value")
 _OTHERS = ("idempotency_key", "timeout")
@@ -52,9 +52,9 @@ log = logging.getLogger("export_queue.load")
 class Settings:
     """The options of one write.
 
-    :param store: the store, with a reference in the place of its password.
+    :param store: the store, with a reference in place of its password.
     :param target: where rows go.
-    :param idempotency_key: the unit of work.
+    :param idempotency_key: name of the unit of work.
     :param timeout: seconds after which the write can no longer commit.
     """
 
@@ -65,9 +65,9 @@ class Settings:
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Settings:
-        """Read Spark's options, which are texts whose names have no case.
+        """Read Spark's options, whose names ignore case and whose values are text.
 
-        :raises InvalidArgument: one is unknown, missing, or not allowed.
+        :raises InvalidArgument: an option is unknown, missing, or has a value that is not allowed.
         """
         given = {name.lower(): value for name, value in options.items()}
         known = {*_STORE, *_TARGET, *_OTHERS}
@@ -75,7 +75,9 @@ class Settings:
             raise InvalidArgument(
                 f"format export_queue: unknown option {', '.join(map(repr, unknown))}; expected some of "
                 f"{', '.join(sorted(known))}",
-                hint="a password is named, as in option('secret', 'env:NAME')" if "password" in unknown else None,
+                hint="give a reference to the password: option('secret', 'env:NAME')"
+                if "password" in unknown
+                else None,
             )
         if "url" not in given:
             raise InvalidArgument("format export_queue: expected the option 'url', the store's URL, found none")
@@ -104,7 +106,7 @@ def _seconds(name: str, text: str) -> float:
 
 
 class ExportQueueDataSource(DataSource):
-    """``df.write.format("export_queue")``; nothing is read by it."""
+    """``df.write.format("export_queue")``, which can only write."""
 
     @classmethod
     def name(cls) -> str:
@@ -118,7 +120,7 @@ class ExportQueueDataSource(DataSource):
         """
         if overwrite:
             raise InvalidArgument(
-                "format export_queue: expected the mode append, found overwrite: what has been added stays",
+                "format export_queue: expected the mode append, found overwrite: a write cannot remove entries",
                 hint='df.write.format("export_queue").mode("append")',
             )
         settings = Settings.read(self.options)
@@ -143,22 +145,22 @@ class ExportQueueDataSource(DataSource):
 
 @dataclass(frozen=True)
 class Message(WriterCommitMessage):
-    """What a task tells the commit.
+    """What a task sends to the commit.
 
-    :param outcome: an :class:`Outcome` as JSON; None where nothing was to be done.
+    :param outcome: an :class:`Outcome` as JSON; None if the task had nothing to do.
     """
 
     outcome: str | None
 
 
 class ExportQueueWriter(DataSourceArrowWriter):
-    """One write: plain values, since each call runs in another process.
+    """One write. It holds plain values only, because each call runs in another process.
 
     :param settings: the options.
     :param targets: queues by id.
     :param store_id: the store.
     :param base: URL of the folder of all segments.
-    :param transaction: the transaction as JSON; None where the idempotency key has committed before.
+    :param transaction: the transaction as JSON; None if the idempotency key has committed already.
     :param generation: of the idempotency key.
     """
 
@@ -193,9 +195,9 @@ class ExportQueueWriter(DataSourceArrowWriter):
         return Message(outcome.to_json())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Put the reported files under the transaction, and commit it."""
+        """Stage the reported files, and commit the transaction."""
         if self.transaction is None:
-            log.info("the idempotency key %r has committed before; nothing is added", self.settings.idempotency_key)
+            log.info("idempotency key %r has committed already; nothing is added", self.settings.idempotency_key)
             return
         with contextlib.closing(self.settings.store.open()) as database:
             identity_of(database)
@@ -219,7 +221,7 @@ class ExportQueueWriter(DataSourceArrowWriter):
             except RegistrationLost as error:
                 opened.abort(error)
                 if outcome(database, opened.request).status == "committed":
-                    return  # by an earlier call, whose process did not live to tell
+                    return  # by an earlier call, whose process died before it could report
                 raise
             except BaseException as error:
                 opened.abort(error)
@@ -227,25 +229,24 @@ class ExportQueueWriter(DataSourceArrowWriter):
         log.info("%s", report.line())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort the transaction, unless it has committed; its files are for clean-up."""
+        """Abort the transaction unless it has committed; clean-up deletes its files."""
         if self.transaction is not None:
             with Store.open(self.settings.store) as store:
                 store.abort(self.transaction)
 
 
 class _Runs:
-    """The rows of one task, by queue, until there are enough of them for a file."""
+    """The rows of one task, collected by queue until they fill a file."""
 
     def __init__(self, writer: ExportQueueWriter, transaction: int, partition: int, name: str) -> None:
         self.files: dict[str, list[FileReport]] = {}
         self._writer, self._transaction, self._partition, self._name = writer, transaction, partition, name
         self._seen = 0
-        """Rows of earlier batches."""
+        """Number of rows in earlier batches."""
         self._parts: dict[str, list[pa.RecordBatch]] = {}
         self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows of Spark."""
         if not batch.num_rows:
             return
         target = self._writer.settings.target
@@ -267,9 +268,9 @@ class _Runs:
         return place(self._partition, self._seen + row)
 
     def _encode(self, queue_id: str, batch: pa.RecordBatch, rows: Sequence[int]) -> None:
-        """Take rows of one queue.
+        """Add rows of one queue.
 
-        :param rows: their numbers among those that came together.
+        :param rows: their numbers within the batch that Spark handed over.
         """
         queue, target = self._writer.targets[queue_id], self._writer.settings.target
         keys = key_bytes(raw_keys(batch.column(target.key)), queue, lambda row: self._place(rows[row]))
@@ -280,7 +281,7 @@ class _Runs:
         self._bytes += part.nbytes
 
     def end(self) -> None:
-        """Sort and write what is there."""
+        """Sort and write the collected rows."""
         for queue_id, parts in self._parts.items():
             queue = self._writer.targets[queue_id]
             table = pa.Table.from_batches(parts).sort_by([("bucket", "ascending"), ("key", "ascending")])

@@ -1,4 +1,4 @@
-"""A drain in its driver: it claims, has Spark's tasks drain, and stores the report."""
+"""The driver of a drain: it claims units, lets Spark's tasks drain, and stores the report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from export_queue.core.spark.watchdog import note_stops
 from export_queue.core.store import Database
 
 _LAST_SECONDS = 5.0
-"""Seconds for the reports and leases of a follower whose jobs have ended."""
+"""Seconds that a follower has to store its report and release its leases after its last job."""
 
 
 def run(arguments: DrainArguments) -> list[str]:
@@ -33,7 +33,7 @@ def drain_on_spark(arguments: DrainArguments) -> DrainReport:
     """Drain on the Spark that this program was submitted to.
 
     :param arguments: arguments of the driver; each call is another attempt of the same task.
-    :returns: the report; it is stored under the id of the drain, also when the drain fails.
+    :returns: the report. It is stored under the id of the drain, also if the drain fails.
     """
     request = arguments.request.another_attempt()
     deadline = Deadline.after(request.time_limit)
@@ -54,7 +54,7 @@ def follow_on_spark(arguments: DrainArguments) -> DrainReport:
         contextlib.closing(Store(arguments.store.open())) as store,
         _spark_engine(store.database, arguments, request, Deadline()) as engine,
     ):
-        # not before: a start that waits for executors is ended at once
+        # not earlier: SIGTERM must end a start that waits for executors
         stop = note_stops(late_seconds=ROUND_SECONDS + LATE_SECONDS + _LAST_SECONDS)
         return follow_with(store, engine, engine.request, stop=stop)
 
@@ -78,7 +78,7 @@ def _spark_engine(
         deadline.check()
         raise
     yield SparkEngine(context, database, store, sink, request, arguments.max_parallel, secrets, deadline, ends_ms)
-    context.stop()  # after an error the end of the process does it
+    context.stop()  # after an error, the end of the process stops it
 
 
 def _on_the_clock_of(database: Database, deadline: Deadline) -> int | None:
@@ -91,7 +91,7 @@ def _on_the_clock_of(database: Database, deadline: Deadline) -> int | None:
 
 
 def _modules(sink: SinkSpec, exporter: object | None) -> list[str]:
-    """Name what tasks import besides the driver of the store."""
+    """Return the modules that tasks import besides the driver of the store."""
     modules = ["export_queue.core.spark.tasks", *_sink_modules(sink)]
     if isinstance(exporter, str):
         modules.append(exporter.partition(":")[0])

@@ -58,21 +58,21 @@ def drain_job(
     follow: bool = False,
     **options: Unpack[DrainOptions],
 ) -> DrainJob:
-    """Describe a drain on Spark: one submission, whose tasks share the entries of all units.
+    """Describe a drain on Spark: one job, whose tasks share the entries of all units.
 
     :param queue_id: the queue.
     :param sink: description of the sink, with references in place of secrets.
     :param store: description of the store, with a reference in place of its password.
     :param max_parallel: the most tasks that drain at once; by default Spark's cores decide.
-    :param master: Spark's master, where it is known, to refuse what cannot work.
-    :param start_timeout: seconds that Spark may take to start, and to find an executor.
-    :param submitter: ``Submitter.here()`` where the driver runs beside this process (client modes) and shall end with
-        it, even if ``spark-submit`` survives.
-    :param follow: continue, and deliver entries soon after their commit, until SIGTERM reaches the driver, its parent
-        has gone, or ``time_limit`` is over: then the program ends with 0. Its reports are named ``drain_id`` plus
-        ``-1``, ``-2``, …, with at least one a minute while entries come.
-    :param options: as :func:`~export_queue.core.drain.drain` takes them. The exporter is an import path, which driver
-        and executors must be able to follow. A new submission of the same owner's task takes over from an older one.
+    :param master: Spark's master, if it is known, to refuse what cannot work.
+    :param start_timeout: seconds that Spark may take to start and to find an executor.
+    :param submitter: ``Submitter.here()`` if the driver runs on this machine (client modes) and is to end with this
+        process, even if ``spark-submit`` survives.
+    :param follow: continue, and deliver entries soon after their commit, until the driver receives SIGTERM, its parent
+        ends, or ``time_limit`` is over; then the program exits with 0. Its reports are named ``drain_id`` plus ``-1``,
+        ``-2``, …; while there are entries, it stores at least one per minute.
+    :param options: as for :func:`~export_queue.core.drain.drain`. The exporter is an import path, which driver and
+        executors must be able to import. A new submission of the same owner's task takes over from an older one.
     :returns: what to submit.
     :raises ConfigurationError: the job could not work, or an option is unknown.
     """

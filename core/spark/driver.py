@@ -1,4 +1,4 @@
-"""The driver of every job: its log, its end with its submitter, the error that it stores, and its exit status."""
+"""The program that every driver runs: it logs, ends with its submitter, stores its error, and exits with a status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_when_o
 
 FAILED = 1
 TRY_AGAIN = 75
-"""Exit status where trying again may help; sysexits.h calls it a temporary failure."""
+"""Exit status if trying again may help; ``EX_TEMPFAIL`` of sysexits.h."""
 _KINDS: Sequence[type[JobArguments]] = (DrainArguments, LoadArguments, CompactArguments)
 
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
         _run(kind.from_json(arguments[0]), log)
     except DriverStopped as stopped:
         log.error("%s stopped: %s", kind.kind, stopped)
-        # At once: the ordinary end of Python waits for Java, which may be gone.
+        # at once: Python's ordinary exit waits for Java, which may be gone
         os._exit(STOPPED)
     except ExportQueueError as error:
         log.error("%s failed: %s: %s", kind.kind, type(error).__name__, error)

@@ -1,6 +1,6 @@
-"""Rows of Arrow batches as entries: the bytes of their keys and values, or the error that names the row.
+"""Encoding the rows of Arrow batches as entries; an error names the row.
 
-No I/O, and no Spark: it runs in Spark's Python workers.
+This code runs in Spark's Python workers. It does no I/O and needs no PySpark.
 """
 
 from __future__ import annotations
@@ -18,39 +18,38 @@ from export_queue.core.queue import Queue
 
 
 def raw_keys(keys: pa.Array) -> pa.Array:
-    """Return the bytes of keys: of whole numbers their digits, of text its UTF-8."""
+    """Return keys as bytes: whole numbers as digits, text as UTF-8."""
     return (keys.cast(pa.string()) if pa.types.is_integer(keys.type) else keys).cast(pa.binary())
 
 
 def place(partition: int, row: int) -> str:
-    """Name a row by its place in the DataFrame, for errors about rows that have no key to be named by."""
+    """Name a row by its position in the DataFrame, for errors about rows without a usable key."""
     return f"row {row} of partition {partition}, both counted from 0"
 
 
 def row_without_queue(key: bytes | str | None, where: str | None = None) -> EntryError:
-    """Say that a row names no queue, by its key.
+    """Return the error for a row that names no queue.
 
     :param where: the :func:`place` of the row, if it is known.
     """
-    named = f"the row of key {key!r}" if where is None else f"{where}, of key {key!r}"
+    named = f"the row with key {key!r}" if where is None else f"{where}, with key {key!r}"
     return EntryError(f"expected the id of a queue in each row, found null in {named}")
 
 
 def key_bytes(keys: pa.Array, queue: Queue, where: Callable[[int], str]) -> pa.Array:
     """Check the keys of a batch.
 
-    :param keys: their bytes, as Spark has encoded them.
-    :param queue: the queue.
-    :param where: tells the :func:`place` of a row of the batch.
-    :returns: the same, as ``binary``.
-    :raises EntryError: one is null, empty, too long, or no text although the queue's keys are.
+    :param keys: their bytes, as Spark encoded them.
+    :param where: returns the :func:`place` of a row of the batch.
+    :returns: the keys as ``binary``.
+    :raises EntryError: a key is null, empty or too long, or is not UTF-8 although the queue's keys are text.
     """
     keys = keys.cast(pa.binary())
     if keys.null_count:
         first = pc.index(pc.is_null(keys), True).as_py()
         raise EntryError(
             f"queue {queue.id!r}: {where(first)}: expected a key, found null",
-            hint="leave such rows out, or give them keys: df.where(key is null) shows them",
+            hint="remove such rows or give them keys; df.where(key is null) shows them",
         )
     if not len(keys):
         return keys
@@ -70,11 +69,11 @@ def key_bytes(keys: pa.Array, queue: Queue, where: Callable[[int], str]) -> pa.A
 def value_bytes(values: pa.Array, keys: pa.Array, queue: Queue) -> pa.Array:
     """Encode the values of a batch as ``queue.add`` does.
 
-    :param values: what the DataFrame has; null stays null.
+    :param values: the values of the DataFrame; null stays null.
     :param keys: the keys of the same rows, for errors.
-    :param queue: the queue, whose codec fits the values' type.
-    :returns: bytes, as ``binary``.
-    :raises EntryError: one is refused; the error names its key, and what is wrong.
+    :param queue: the queue; its codec fits the values' type.
+    :returns: the values as ``binary``.
+    :raises EntryError: a value is refused; the error names its key and the reason.
     """
 
     def named(row: int) -> str:
@@ -106,10 +105,10 @@ def _shown(keys: pa.Array, row: int, queue: Queue) -> str:
 
 
 def shown_key(raw: bytes, queue: Queue) -> str:
-    """Write a key for people, as the queue's codec reads it."""
+    """Return a key as a message shows it, decoded by the queue's codec."""
     try:
         return repr(queue.decode_key(raw))
-    except Exception:  # a key of another codec is shown as it is
+    except Exception:  # a key of another codec
         return repr(raw)
 
 
@@ -132,7 +131,7 @@ def _json(values: pa.Array, keys: pa.Array, queue: Queue) -> pa.Array:
     try:
         texts = [None if value is None else json_bytes(value) for value in _python(values)]
     except (NotJson, ValueError, OverflowError):
-        for row in range(len(values)):  # one after the other, to find the first one that is refused
+        for row in range(len(values)):  # one by one, to find the first that is refused
             _json_of_row(values.slice(row, 1), _shown(keys, row, queue), queue)
         raise
     return pa.array(texts, pa.binary())
@@ -151,12 +150,12 @@ def _json_of_row(one: pa.Array, key: str, queue: Queue) -> None:
         ) from error
     except (ValueError, OverflowError) as error:
         raise EntryError(
-            f"{problem}: a date or time in it is beyond the years 1 to 9999", hint="send it as text"
+            f"{problem}: it contains a date or time outside the years 1 to 9999", hint="send it as text"
         ) from error
 
 
 def _python(values: pa.Array) -> Sequence[Any]:
-    """Return the values as Python's; times of a zone are in UTC, since Spark's timestamps know none."""
+    """Return the values as Python objects; timestamps are in UTC, because Spark's have no time zone."""
     kind = values.type
     if pa.types.is_struct(kind):
         names = [kind.field(n).name for n in range(kind.num_fields)]

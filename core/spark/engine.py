@@ -74,23 +74,23 @@ class SparkEngine:
 
     @property
     def is_fenced(self) -> bool:
-        """Ask the sink; nothing is connected for that."""
+        """Ask the sink, without connecting."""
         with opened_sink(self.sink) as sink:
             return sink.capabilities.fenced
 
     def binding(self) -> Binding:
-        """Ask the sink; nothing is connected for that."""
+        """Ask the sink, without connecting."""
         with opened_sink(self.sink) as sink:
             return binding_with(sink, str(self.request.exporter or COPY))
 
     @property
     def has_sent(self) -> bool:
-        """Executors do not tell."""
+        """Assumed: executors do not report it."""
         return True
 
     @property
     def is_tallied(self) -> bool:
-        """Reports are lost with executors, and with a job that fails."""
+        """True: reports are lost with executors and with failed jobs."""
         return True
 
     @property
@@ -99,7 +99,7 @@ class SparkEngine:
         return replace(self.request, retry=self.deadline.bounded(self.request.retry))
 
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
-        """Ask the sink, from the driver: the leases that go to the tasks are their claims."""
+        """Claim the units at the sink, from the driver: the leases that tasks receive are their claims."""
         with opened_sink(self.sink) as sink:
             claim_units(sink, queue, leases, self._bounded.retry)
 
@@ -111,7 +111,7 @@ class SparkEngine:
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
     ) -> Iterator[RangeReport]:
-        """Run one job and hand on what its tasks reported."""
+        """Run one job, and yield the reports of its tasks."""
         tasks = self.max_parallel or self.context.defaultParallelism * _TASKS_PER_CORE
         parts = share_out(self.database, queue, leases, snapshot, tasks=tasks)
         setup = TaskSetup(self.store, self.sink, queue, snapshot, self.request, ends_ms=self.ends_ms)
@@ -124,7 +124,7 @@ class SparkEngine:
                 return
             if not is_told:
                 is_told = True
-                log.info("%s: the time is over; tasks end behind the batch at hand", queue.id)
+                log.info("%s: the time is over; each task ends after its current batch", queue.id)
             # A task that waits for an executor or a sink cannot end.
             if self.deadline.clock() >= self.deadline.until + STOP_SECONDS:
                 self.deadline.check()
@@ -144,8 +144,8 @@ class SparkEngine:
         """
         sent = self.context.broadcast(setup)
         try:
-            # Parts go in, reports come out; entries never pass through Java. A plain RDD suffices, and needs neither
-            # Spark's SQL session, which takes seconds to start, nor pandas.
+            # Only parts and reports pass through Java, never entries. A plain RDD needs neither Spark's SQL session,
+            # which takes seconds to start, nor pandas.
             task = drain_task(sent, self.secrets, _number_of_attempt)
             job = self.context.parallelize(parts, len(parts)).mapPartitions(task)
             found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=check)
@@ -166,7 +166,7 @@ def check_driver(modules: Sequence[str]) -> None:
     """Make sure that this process can import some modules.
 
     :param modules: names of modules.
-    :raises ConfigurationError: a module cannot be imported; the error names it and the cause.
+    :raises ConfigurationError: a module cannot be imported; the error names module and cause.
     """
     absent = []
     for name in modules:
@@ -180,18 +180,18 @@ def check_driver(modules: Sequence[str]) -> None:
 
 
 def ask_executors(context: SparkContext, modules: Sequence[str], references: Sequence[str]) -> list[str]:
-    """Make sure that executors can import some modules, and ask which secrets they can look up.
+    """Make sure that executors can import some modules, and find out which secrets they cannot look up.
 
     :param modules: names of modules.
     :param references: references to secrets.
     :returns: references that an executor cannot follow.
-    :raises ConfigurationError: their Python or a module is missing or does not fit; the error names it.
+    :raises ConfigurationError: their Python or a module is missing, or has the wrong version.
     :raises SparkJobFailed: executors do not answer.
     """
     if shares_process(context.master):
         return []
 
-    # Sent by value, without a name of this library in it: executors may lack the library itself.
+    # Sent by value, without a name of this library: executors may lack the library.
     def probe(numbers: Iterator[int]) -> Iterator[tuple[str, list[tuple[str, str]], list[str]]]:
         import importlib
         import sys
@@ -217,7 +217,7 @@ def ask_executors(context: SparkContext, modules: Sequence[str], references: Seq
         answers = collect(context, probes.collect, group=JOB_GROUP, title="drain", check=lambda: None)
     except SparkJobFailed as error:
         _explain_python(error, context.pythonExec)
-        raise SparkJobFailed(f"executors could not be asked what they have: {error.message}") from error.__cause__
+        raise SparkJobFailed(f"the check of the executors failed: {error.message}") from error.__cause__
     for python, absent, _ in answers:
         if absent:
             raise ConfigurationError(f"the executors' Python, {python}, {_cannot(absent)}", hint=_hint(absent))
@@ -235,7 +235,7 @@ def _explain_python(error: SparkJobFailed, program: str) -> None:
     :raises ConfigurationError: their Python is missing, or of another version.
     """
     text = f"{error.__cause__} "
-    hint = "name a Python of the driver's version that every executor has: spark_python=, or PYSPARK_PYTHON"
+    hint = "name a Python of the driver's version that exists on every executor: spark_python=, or PYSPARK_PYTHON"
     if found := _OTHER_VERSION.search(text):
         theirs, ours = found.groups()
         raise ConfigurationError(
@@ -252,4 +252,4 @@ def _cannot(absent: Sequence[tuple[str, str]]) -> str:
 def _hint(absent: Sequence[tuple[str, str]]) -> str:
     if any("named 'export_queue" in reason for _, reason in absent):
         return "submit the job with py_files=job.py_files"
-    return "install what is missing where this Python lives, or ship it with --py-files"
+    return "install what is missing for this Python, or ship it with --py-files"

@@ -1,6 +1,6 @@
-"""A follower on Spark: one application, which starts once, and one job whenever entries have come.
+"""A follower on Spark: one application, which runs a job whenever there are new entries.
 
-The driver polls the queue, claims units and shares them out, as a drain does; few entries become one task.
+The driver polls the queue, claims units and distributes them over tasks, as a drain does. Few entries become one task.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from export_queue.core.spark.tasks import TaskSetup
 from export_queue.core.transactions import Snapshot
 
 ROUND_SECONDS = 5.0
-"""How long tasks continue with new chunks: longer than in one process, since a job costs more than a poll."""
+"""Time for which tasks start new chunks. Longer than in one process, because a job costs more than a poll."""
 PACE_SECONDS = 0.2
-"""Least time from one job to the next, for the same reason."""
+"""Least time between the starts of two jobs, for the same reason."""
 LATE_SECONDS = 15.0
-"""How long a job may outlast its round once the follower is told to stop; it may wait for executors."""
+"""Time for which a job may outlast its round after the follower is told to stop: it may wait for executors."""
 
 
 def follow_with(store: Store, engine: SparkEngine, request: DrainRequest, *, stop: Callable[[], bool]) -> DrainReport:
-    """Follow by the tasks of a running application.
+    """Follow a queue by the tasks of a running application.
 
     :param store: the store, open in the driver.
-    :param engine: the application, and all that its tasks need.
+    :param engine: the application, and what its tasks need.
     :param request: parameters of the follower's drains.
     :param stop: returns whether to end.
     :returns: the sum of all reports.
@@ -63,14 +63,14 @@ def follow_with(store: Store, engine: SparkEngine, request: DrainRequest, *, sto
     if application.has_gone and not stop():
         raise SparkJobFailed(
             f"Spark has ended the application of the follower: {application.reason}",
-            hint="start it again; what was acknowledged stays removed, the rest is queued",
+            hint="start it again; acknowledged entries stay removed, the others are still queued",
         )
     return report
 
 
 @dataclass(slots=True)
 class Application:
-    """The Spark application of a follower. Once Spark has ended it, this process cannot continue.
+    """The Spark application of a follower. If Spark ends it, this process cannot continue.
 
     :param context: the connection to Spark.
     """
@@ -80,7 +80,7 @@ class Application:
     reason: str = ""
 
     def look(self, error: SparkJobFailed) -> None:
-        """Find out, after a failed job, whether Spark has ended the application."""
+        """Check, after a failed job, whether Spark has ended the application."""
         try:
             self.has_gone = bool(self.context._jsc.sc().isStopped())
         except Exception:  # Java does not answer
@@ -90,7 +90,7 @@ class Application:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowEngine(SparkEngine):
-    """Delivers what has come by one job, which ends between two chunks when its round is over.
+    """Delivers pending entries by one job, which ends between two chunks when its round is over.
 
     :param application: the application of the follower.
     :param is_over: returns whether the follower is to end.
@@ -103,7 +103,7 @@ class FollowEngine(SparkEngine):
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
     ) -> Iterator[RangeReport]:
-        """Run one job and hand on what its tasks reported, problems in front of what a round has left."""
+        """Run one job, and yield the reports of its tasks: problems first, then units left unfinished."""
         tasks = self.max_parallel or self.context.defaultParallelism
         parts = share_out(self.database, queue, leases, snapshot, tasks=tasks, least=LEAST_WEIGHT)
         setup = TaskSetup(self.store, self.sink, queue, snapshot, self.request, round_seconds=ROUND_SECONDS)
@@ -120,11 +120,11 @@ class FollowEngine(SparkEngine):
             if isinstance(error, SparkJobFailed):
                 self.application.look(error)
             raise
-        except Exception as error:  # of PySpark, before there is a job
+        except Exception as error:  # PySpark's, before the job exists
             failed = SparkJobFailed(cause_of(error))
             self.application.look(failed)
             raise failed from error
-        # of a unit's parts, and of all units, one with a trouble counts before one that the round's end has met
+        # both among the parts of a unit and among units, a problem comes before an unfinished round
         units = by_range(sorted(found, key=_is_left))
         yield from (replace(one, cause=RoundOver()) if _is_left(one) else one for one in sorted(units, key=_is_left))
 

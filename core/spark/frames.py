@@ -1,4 +1,4 @@
-"""The rows of a load on their way: which columns they have, and how a task takes them apart by queue."""
+"""The rows of a load: their columns, their order, and how a task splits them by queue."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _ROW_BITS = 33
-"""Of what Spark's monotonically_increasing_id gives: the lower ones are the row's, the upper ones the partition's."""
+"""Lower bits of Spark's ``monotonically_increasing_id`` that number the row; the upper bits number the partition."""
 
 
 def entry_columns(df: DataFrame, target: Target) -> DataFrame:
-    """Choose the columns of entries: ``key`` as bytes or text, ``value`` as it is, and those that the user names.
+    """Select the columns of entries: ``key`` as bytes or text, ``value`` unchanged, and the optional columns.
 
-    Spark compares text where it lies, and copies binaries before it compares them: a sort by text is faster, and has
-    the order of its UTF-8.
+    A key stays text if it is text: Spark compares text in place and in the order of its UTF-8 bytes, but copies
+    binaries before it compares them.
 
-    :returns: ``queue`` and ``latest`` are there only if they are named.
+    :returns: with the columns ``queue`` and ``latest`` only if the target names them.
     """
     key = _column(target.key)
     if not isinstance(df.schema[target.key].dataType, t.BinaryType):
-        key = key.cast("string")  # without a collation; of whole numbers their digits
+        key = key.cast("string")  # without a collation; whole numbers become their digits
     others = {"queue": target.queue_column, "latest": target.latest_by}
     named = [_column(name).alias(alias) for alias, name in others.items() if name is not None]
     return df.select(*named, key.alias("key"), _column(target.value).alias("value"))
 
 
 def sorted_entries(df: DataFrame, target: Target, targets: Targets, tasks: int) -> DataFrame:
-    """Spread rows over tasks by bits of the key's hash; the rows of each task come as a file has them.
+    """Distribute rows over tasks by the key's hash, and sort the rows of each task in the order of files.
 
-    A key that no queue takes has no bucket. In its stead stands the place of its row, for :func:`place_of`: the task
-    that refuses the row cannot tell any more where it was.
+    An invalid key has no bucket. Its ``bucket`` holds the row's position instead, see :func:`place_of`: the task that
+    refuses the row cannot know where in the DataFrame it was.
 
-    :param tasks: how many.
+    :param tasks: number of tasks.
     """
     hashed = f.xxhash64(f.col("key"))
     fits = f.coalesce(f.octet_length("key").between(1, MAX_KEY_BYTES), f.lit(False))
     bucket = f.when(fits, f.pmod(hashed, _buckets(targets, target))).otherwise(-1 - f.col("place"))
-    # The bucket is a remainder of the whole hash, of which its upper half alone tells next to nothing.
+    # The bucket is a remainder of the whole hash, so the upper half of the hash is independent of it.
     task = f.pmod(f.shiftrightunsigned(hashed, 32), f.lit(tasks)).cast("int")
-    # In a step of its own, since it counts the rows for which it is asked.
+    # A separate step: the function numbers the rows of the step in which it is called.
     placed = entry_columns(df, target).select("*", f.monotonically_increasing_id().alias("place"))
     rows = placed.select("*", bucket.alias("bucket"), task.alias("task"))
     order = ["bucket", "key"] if target.queue_column is None else ["queue", "bucket", "key"]
@@ -59,7 +59,7 @@ def sorted_entries(df: DataFrame, target: Target, targets: Targets, tasks: int) 
 
 
 def place_of(batch: pa.RecordBatch, row: int) -> str:
-    """Tell where in the DataFrame a row was whose key no queue takes.
+    """Return where in the DataFrame a row with an invalid key was.
 
     :param batch: rows of :func:`sorted_entries`.
     """
@@ -70,9 +70,9 @@ def place_of(batch: pa.RecordBatch, row: int) -> str:
 def parts_by_queue(
     batches: Iterable[pa.RecordBatch], single: str | None
 ) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
-    """Give runs of rows of the same queue, each to be consumed before the next one.
+    """Yield runs of rows of the same queue; consume each before the next one.
 
-    :param single: the queue of all rows; None where the column ``queue`` names it.
+    :param single: the queue of all rows; None if the column ``queue`` names it.
     :raises EntryError: a row names no queue.
     """
     filled = (batch for batch in batches if batch.num_rows)
@@ -87,7 +87,6 @@ def parts_by_queue(
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Cut a batch where the queue changes."""
     start = 0
     for queue_id, rows in itertools.groupby(batch.column("queue").to_pylist()):
         count = sum(1 for _ in rows)
@@ -101,8 +100,8 @@ def _buckets(targets: Targets, target: Target) -> Column:
     if target.queue is not None:
         return f.lit(targets.queues[target.queue].buckets)
     pairs = [f.lit(part) for queue in targets.queues.values() for part in (queue.id, queue.buckets)]
-    return f.element_at(f.create_map(*pairs), f.col("queue"))  # null for an unknown one, which the task refuses
+    return f.element_at(f.create_map(*pairs), f.col("queue"))  # null for an unknown queue, which the task refuses
 
 
 def _column(name: str) -> Column:
-    return f.col(f"`{name.replace('`', '``')}`")  # whatever dots it has
+    return f.col(f"`{name.replace('`', '``')}`")  # a name may contain dots

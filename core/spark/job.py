@@ -1,4 +1,4 @@
-"""Work for Spark as one program with arguments, which any submitter can run; importing this needs no PySpark."""
+"""A Spark job: one program with arguments, which any submitter can run. Importing this needs no PySpark."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from export_queue.core.store import StoreSpec
 
 APPLICATION = Path(__file__).with_name("job_main.py")
 START_SECONDS = 600.0
-"""How long a job waits for Spark: a cluster's queue may take minutes."""
+"""Seconds that a job waits for Spark; a cluster's queue may take minutes."""
 
 CONF = {
-    # Every line goes through the submitter's log.
+    # each line would appear in the submitter's log
     "spark.log.level": "WARN",
     "spark.ui.showConsoleProgress": "false",
-    # A second copy of a task would do the same work again.
+    # a second copy of a task would repeat its work
     "spark.speculation": "false",
 }
 _QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUICK_CONF = {
-    # For a job whose work is in Python and the databases, so that its start costs most: no web server, and no
-    # optimising compiler.
+    # For jobs that work in Python and in databases, where starting Spark costs most: no web server, no optimising
+    # compiler.
     "spark.ui.enabled": "false",
     "spark.driver.extraJavaOptions": _QUICK_START,
     "spark.executor.extraJavaOptions": _QUICK_START,
@@ -41,12 +41,12 @@ QUICK_CONF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobArguments:
-    """What the driver of a job needs to know, as one text on its command line; it holds no secret.
+    """The arguments of a driver, sent as one text on its command line. They hold no secret.
 
     :param store: the store, with a reference in place of its password.
-    :param start_timeout: seconds that Spark may take to start, and to find an executor.
-    :param submitter: the process whose death ends the driver; only where both run on one machine.
-    :param problem_key: idempotency key under which the driver stores the error that it ends with.
+    :param start_timeout: seconds that Spark may take to start and to find an executor.
+    :param submitter: the process whose death ends the driver; only if both run on one machine.
+    :param problem_key: idempotency key under which the driver stores its error.
     :raises InvalidArgument: a value is not allowed.
     """
 
@@ -65,7 +65,7 @@ class JobArguments:
     def __post_init__(self) -> None:
         if not isinstance(self.start_timeout, int | float) or not self.start_timeout > 0:
             raise InvalidArgument(f"start_timeout: expected more than 0 seconds, found {self.start_timeout!r}")
-        self.to_json()  # here, where the submitter sees the error
+        self.to_json()  # fails here, where the submitter sees the error
 
     def to_json(self) -> str:
         """Return the arguments as one text."""
@@ -102,7 +102,7 @@ class Job:
     """A job as any submitter needs it: ``spark-submit --py-files … --conf … application arguments``.
 
     On one machine set ``SPARK_LOCAL_IP=127.0.0.1`` in its environment, or Spark listens on the machine's address.
-    The program ends with 0; with 75 where trying again may help; else with 1.
+    The program exits with 0 if it succeeds, with 75 if trying again may help, and otherwise with 1.
     """
 
     application: str
@@ -127,10 +127,10 @@ def describe(
     conf: Mapping[str, str] = QUICK_CONF,
     **more: str,
 ) -> AnyJob:
-    """Describe the job of some arguments.
+    """Describe the job for the given arguments.
 
     :param kind: the class of the description.
-    :param master: Spark's master, where it is known, to refuse what cannot work.
+    :param master: Spark's master, if it is known, to refuse what cannot work.
     :param sink: what tasks write to.
     :param conf: settings of Spark.
     :param more: further fields of the description.

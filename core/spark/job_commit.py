@@ -1,4 +1,4 @@
-"""The second phase of a load: the files that tasks have reported, under the transaction that they wait for."""
+"""The second phase of a load: staging the files that tasks reported under the transaction that commits them."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from pathlib import Path
 
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.segments import FileReport, begin_load, stage_segments
-from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.load_tasks import Outcome
 from export_queue.core.spark.targets import Targets
+from export_queue.core.spark.write import LoadReport
 from export_queue.core.transactions import OpenTransaction
 
 
 def stage_files(
     opened: OpenTransaction, targets: Targets, files: Mapping[str, Sequence[FileReport]], *, share_keys: bool = False
 ) -> None:
-    """Put files under an open transaction, all or none.
+    """Stage files under an open transaction, all or none.
 
     :param files: by queue.
-    :param share_keys: whether one key may be in several files of a queue; of these the later file counts then.
+    :param share_keys: whether several files of a queue may contain the same key; the entry of the last file counts.
     :raises RegistrationLost: the transaction has ended.
-    :raises ConfigurationError: a file lies on another machine.
+    :raises ConfigurationError: a file is on another machine.
     """
     try:
-        begin_load(opened.database, opened)  # refused if it has ended, when its files may be deleted already
+        begin_load(opened.database, opened)  # refused if it has ended: its files may have been deleted
         for queue_id, reports in files.items():
             _check_in_reach(reports)
             stage_segments(opened.database, opened, targets.queues[queue_id], reports, share_keys=share_keys)
     except BaseException as error:
-        opened.abort(error)  # else its user might catch the error, and commit a part of the load
+        opened.abort(error)  # otherwise the caller could catch the error and commit a part of the load
         raise
 
 
 def _check_in_reach(reports: Sequence[FileReport]) -> None:
-    """See that what executors call a local file is not one of their machine alone."""
+    """Make sure that this machine sees the local files that executors wrote."""
     for report in reports:
         if not report.file.startswith("/"):
             continue
@@ -44,27 +44,24 @@ def _check_in_reach(reports: Sequence[FileReport]) -> None:
             found = "no file"
         if found != f"{report.bytes} bytes":
             raise ConfigurationError(
-                f"file {report.file}: a task has written {report.bytes} bytes, the driver finds {found}",
-                hint="give the store a place for segments that all machines share: segments='s3://bucket/folder'",
+                f"file {report.file}: a task wrote {report.bytes} bytes, the driver finds {found}",
+                hint="give the store a location for segments that all machines share: segments='s3://bucket/folder'",
             )
 
 
 def check_complete(outcomes: Sequence[Outcome], tasks: int) -> None:
-    """Make sure that each partition has told its outcome once.
+    """Make sure that each partition reported one outcome.
 
-    :param tasks: how many partitions there were.
-    :raises SparkJobFailed: one is missing, or there twice.
+    :param tasks: number of partitions.
+    :raises SparkJobFailed: an outcome is missing or repeated.
     """
     partitions = sorted(outcome.partition for outcome in outcomes)
     if partitions != list(range(tasks)):
-        raise SparkJobFailed(f"expected one outcome of each of {tasks} tasks, found those of {partitions}")
+        raise SparkJobFailed(f"expected one outcome from each of {tasks} tasks, found those of partitions {partitions}")
 
 
 def report_of(transaction: int, files: Mapping[str, Sequence[FileReport]], *, seconds: float = 0.0) -> LoadReport:
-    """Add up what files hold.
-
-    :param files: by queue.
-    """
+    """Sum up the files, which are given by queue."""
     by_queue = {queue_id: [s for one in reports for s in one.slices] for queue_id, reports in files.items()}
     return LoadReport(
         transaction=transaction,

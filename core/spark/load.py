@@ -1,11 +1,11 @@
-"""A DataFrame as entries, all or none: the driver's side of a bulk load.
+"""The driver's side of a bulk load: it adds the rows of a DataFrame as entries, all of them or none.
 
-Tasks write files and report them (task commit). The driver puts exactly the reported files under the id of a long
-transaction, and commits it (job commit). Nothing is ever listed to find out what counts. An abort deletes
-the files at once; those that later attempts of tasks write are left to the clean-up of the store.
+Tasks write files and report them (task commit). The driver stages exactly the reported files under the id of a long
+transaction and commits it (job commit); it never lists folders. An abort deletes the files at once. The store's
+clean-up deletes files that later attempts of tasks write.
 
-Rows are spread over tasks by other bits of the key's hash than those that make the bucket, so that a queue whose
-keys crowd in few buckets keeps all cores busy, too.
+The task of a row comes from other bits of the key's hash than its bucket, so that all cores stay busy even if the keys
+fall into few buckets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from export_queue.core.client import Store, TransactionContext, long_transaction
 from export_queue.core.errors import AlreadyCommitted, InvalidArgument
@@ -23,10 +26,10 @@ from export_queue.core.spark.action import JobProgress, collect
 from export_queue.core.spark.engine import ask_executors, check_driver
 from export_queue.core.spark.frames import sorted_entries
 from export_queue.core.spark.job_commit import check_complete, report_of, stage_files
-from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.load_tasks import OUTCOME, LoadSetup, Outcome, collect_files, load_task
 from export_queue.core.spark.plain_adds import add_plainly
 from export_queue.core.spark.targets import Target, Targets
+from export_queue.core.spark.write import LoadReport
 from export_queue.core.store import StoreSpec, identity_of
 from export_queue.core.transactions import OpenTransaction
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 _SMALLEST_TASK_BYTES = 4 << 20
 _UNKNOWN_BYTES = 1 << 50
-"""From here on Spark's estimate of a size is its word for not knowing."""
+"""Spark's estimate of a size is at least this if Spark does not know it."""
 
 log = logging.getLogger("export_queue.load")
 
@@ -83,15 +86,15 @@ def load_frame(
 
 
 def first_report(error: AlreadyCommitted) -> LoadReport:
-    """Read the report of the call that has committed under the same idempotency key.
+    """Return the report of the call that committed under the same idempotency key.
 
-    :raises InvalidArgument: what has committed under it was no load.
+    :raises InvalidArgument: the work that committed under it was not a load.
     """
     try:
-        return LoadReport.from_dict(error.result, repeated=True)
-    except (KeyError, TypeError, ValueError):
+        return replace(msgspec.convert(error.result, LoadReport, strict=False), repeated=True)
+    except msgspec.ValidationError:
         raise InvalidArgument(
-            f"idempotency key {error.idempotency_key!r}: other work than a load has committed under it",
+            f"idempotency key {error.idempotency_key!r}: work that was not a load has committed under it",
             hint="give each unit of work a key of its own",
         ) from error
 
@@ -144,7 +147,7 @@ def _opened(store: Store | StoreSpec) -> Iterator[Store]:
 
 
 def _load(df: DataFrame, opened: OpenTransaction, target: Target, targets: Targets) -> LoadReport:
-    """Write the files of a frame, and put them under an open transaction."""
+    """Write the files of a frame, and stage them under an open transaction."""
     begun = time.monotonic()
     transaction = opened.value.id
     base = begin_load(opened.database, opened)
@@ -158,7 +161,7 @@ def _load(df: DataFrame, opened: OpenTransaction, target: Target, targets: Targe
 def _run(df: DataFrame, setup: LoadSetup, target: Target) -> list[Outcome]:
     context = df.sparkSession.sparkContext
     tasks = _count_tasks(df, context.defaultParallelism)
-    # One action, since each further one would write all files again.
+    # Only one action: a second one would write all files again.
     frame = sorted_entries(df, target, setup.targets, tasks).mapInArrow(load_task(setup), OUTCOME)
     title = f"load of {target.queue or 'several queues'}, transaction {setup.transaction}"
     group = f"export-queue-load-{setup.transaction}"
@@ -166,12 +169,12 @@ def _run(df: DataFrame, setup: LoadSetup, target: Target) -> list[Outcome]:
     rows = collect(context, frame.collect, group=group, title=title, check=progress.tell)
     outcomes = [Outcome.from_json(row[0]) for row in rows]
     rows_came = any(outcome.files or outcome.problem for outcome in outcomes)
-    check_complete(outcomes, tasks if rows_came else len(outcomes))  # Spark runs fewer tasks for no rows
+    check_complete(outcomes, tasks if rows_came else len(outcomes))  # without rows, Spark runs fewer tasks
     return outcomes
 
 
 def _count_tasks(df: DataFrame, cores: int) -> int:
-    """Choose how many tasks write: all cores, more for more than one file each, fewer for next to no data."""
+    """Choose the number of tasks: one per core, more if a task would write several files, fewer for little data."""
     size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
     if size >= _UNKNOWN_BYTES:
         return cores

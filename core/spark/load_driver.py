@@ -1,4 +1,4 @@
-"""A load in its driver: it calls the user's function and adds the DataFrame that it returns."""
+"""The driver of a load: it calls the user's function and adds the DataFrame that the function returns."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from export_queue.core.spark.load_job import LoadArguments
 from export_queue.core.spark.start import start_deadline, start_spark
 from export_queue.core.spark.write import write_transactional
 
-_IMPORT_HINT = "install the module where Spark's Python is, or give its file as py_files"
+_IMPORT_HINT = "install the module for Spark's Python, or give its file as py_files"
 
 
 def run(arguments: LoadArguments) -> list[str]:
-    """Add the DataFrame that the user's function makes; see :attr:`JobArguments.driver`."""
+    """Add the DataFrame that the user's function returns; see :attr:`JobArguments.driver`."""
     function = find_frame(arguments.frame)
     try:
         inspect.signature(function).bind(None, **arguments.frame_arguments)
@@ -38,15 +38,15 @@ def run(arguments: LoadArguments) -> list[str]:
     if not isinstance(frame, DataFrame):
         raise InvalidArgument(f"{arguments.frame}: expected a DataFrame, found {type(frame).__name__}")
     write_transactional(frame, arguments.store, **arguments.options)
-    spark.stop()  # after an error the end of the process does it
+    spark.stop()  # after an error, the end of the process stops it
     return []  # write_transactional has logged the report
 
 
 def find_frame(path: str) -> Callable[..., Any]:
-    """Find the function that makes the DataFrame.
+    """Find the function that returns the DataFrame.
 
     :param path: ``module:function`` or ``/path/script.py:function``.
-    :raises ConfigurationError: it leads to no function.
+    :raises ConfigurationError: it names no function.
     """
     script, _, name = path.rpartition(":")
     if script.endswith(".py"):

@@ -35,11 +35,10 @@ class LoadArguments(JobArguments):
 
 
 def check_load(database: Database, arguments: LoadArguments, *, is_driver_here: bool) -> None:
-    """Refuse before the submission what the driver would refuse.
+    """Refuse, before the submission, a load that its driver would refuse.
 
-    :param database: of the store.
-    :param is_driver_here: whether the driver runs on this machine, and reads its files.
-    :raises UnknownQueue: there is no such queue.
+    :param is_driver_here: whether the driver runs on this machine and reads its files.
+    :raises UnknownQueue: the queue does not exist.
     :raises ConfigurationError: the load could not work.
     """
     options = arguments.options
@@ -58,5 +57,5 @@ def check_load(database: Database, arguments: LoadArguments, *, is_driver_here: 
 
 
 def describe_load(arguments: LoadArguments) -> Job:
-    """Describe the job of a load; its report is the result of the idempotency key."""
+    """Describe the job of a load. Its report is the result of the idempotency key."""
     return describe(Job, arguments, conf=CONF)

@@ -1,12 +1,12 @@
-"""The tasks of a bulk load: sorted rows come in, files are written, their descriptions go out."""
+"""The tasks of a bulk load: they read sorted rows, write files, and return the descriptions of the files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
-import orjson
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -20,19 +20,19 @@ from export_queue.core.spark.frames import parts_by_queue, place_of
 from export_queue.core.spark.targets import Targets
 
 OUTCOME = "outcome string"
-"""The columns of what tasks give back."""
+"""The columns that tasks return."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSetup:
-    """All that a task needs to write files; it holds no secret, since a task opens no connection.
+    """What a task needs to write files. It holds no secret, because a task opens no connection.
 
     :param base: URL of the folder of all segments.
     :param store_id: the store.
-    :param transaction: the id of the transaction that the files wait for.
+    :param transaction: the id of the transaction that will commit the files.
     :param targets: queues by id.
-    :param single: the queue of all rows; None where rows have a column that names it.
-    :param latest_by: the column, here called ``latest``, that says which of the rows of a key counts.
+    :param single: the queue of all rows; None if a column names the queue of each row.
+    :param latest_by: name of the column, here called ``latest``, that decides between rows with the same key.
     """
 
     base: str
@@ -45,9 +45,9 @@ class LoadSetup:
     def write(self, batches: Iterable[pa.RecordBatch], name: str) -> dict[str, list[FileReport]]:
         """Write sorted rows of Spark into files.
 
-        :param batches: columns ``bucket``, ``key`` and ``value``, and ``queue`` in front of them if rows name theirs;
+        :param batches: columns ``bucket``, ``key`` and ``value``, preceded by ``queue`` if a column names the queues;
             sorted by queue, bucket and key.
-        :param name: what the files' names begin with; no other attempt of any task has it.
+        :param name: start of the files' names, unique to this attempt of the task.
         :returns: the files of each queue.
         """
         files: dict[str, list[FileReport]] = {}
@@ -83,9 +83,9 @@ def encoded(batch: pa.RecordBatch, queue: Queue) -> pa.RecordBatch:
 def checked_for_repetition(
     batches: Iterable[pa.RecordBatch], queue: Queue, latest_by: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """Hand sorted batches on, and see that no key comes twice without a word on which of its rows counts.
+    """Pass sorted batches on, and refuse a repeated key unless ``latest_by`` decides between its rows.
 
-    :raises EntryError: one does; the error names it.
+    :raises EntryError: a key is repeated; the error names it.
     """
     last: tuple[Any, Any] | None = None
     for batch in batches:
@@ -110,26 +110,26 @@ def _refuse_equal(
 ) -> None:
     found = _key_and_rank(batch, row)
     if found[0] is None or (latest_by is not None and found[1] != before[1]):
-        return  # a key of null is refused later
+        return  # a null key is refused later
     key = shown_key(found[0], queue)
     if latest_by is None:
         raise EntryError(
             f"queue {queue.id!r}: key {key} comes more than once in the DataFrame",
-            hint="leave one of its rows, or name the column that says which one counts: latest_by=…",
+            hint="keep one of its rows, or name the column that decides which row is the latest: latest_by=…",
         )
     raise EntryError(
         f"queue {queue.id!r}: key {key} comes more than once with the same {latest_by!r}, so that none is the latest",
-        hint="leave one of these rows",
+        hint="keep one of these rows",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a task of a load has done.
+    """The result of one task of a load.
 
-    :param partition: its partition, of which one outcome counts.
-    :param files: the files that it has written, by queue.
-    :param problem: why it has given up.
+    :param partition: its partition; one outcome counts per partition.
+    :param files: the files that it wrote, by queue.
+    :param problem: why it failed.
     """
 
     partition: int
@@ -137,24 +137,19 @@ class Outcome:
     problem: Problem | None = None
 
     def to_json(self) -> str:
-        """Return one text."""
-        files = {queue: [report.to_json() for report in reports] for queue, reports in self.files.items()}
-        problem = None if self.problem is None else asdict(self.problem)
-        return orjson.dumps({"partition": self.partition, "files": files, "problem": problem}).decode()
+        """Return the outcome as text."""
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what :meth:`to_json` gave."""
-        found = orjson.loads(text)
-        files = {queue: [FileReport.from_json(one) for one in reports] for queue, reports in found["files"].items()}
-        problem = None if found["problem"] is None else Problem(**found["problem"])
-        return cls(partition=found["partition"], files=files, problem=problem)
+        """Read what :meth:`to_json` returned."""
+        return msgspec.json.decode(text, type=cls)
 
 
 def attempt_name() -> tuple[int, str]:
-    """Tell the partition of the task that runs here, and a name that only this attempt of it has.
+    """Return the partition of the task that runs here, and a name that is unique to this attempt.
 
-    A stage that is repeated numbers its attempts from 0 again; ids of attempts are never used twice.
+    A repeated stage numbers its attempts from 0 again, but an attempt's id is never used twice.
     """
     task: Any = TaskContext.get()
     partition = int(task.partitionId())
@@ -162,10 +157,9 @@ def attempt_name() -> tuple[int, str]:
 
 
 def load_task(setup: LoadSetup) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function of the Spark job, which gives one outcome.
+    """Return the function of the Spark job, which yields one outcome.
 
-    A row that is refused comes back as data: its repetition would be refused, too, and of a raised error Spark keeps
-    no more than its text.
+    A refused row is returned as data: Spark would repeat the task in vain, and keeps only the text of a raised error.
     """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -182,14 +176,14 @@ def load_task(setup: LoadSetup) -> Callable[[Iterable[pa.RecordBatch]], Iterator
 
 
 def delete_reported(files: Mapping[str, Sequence[FileReport]]) -> None:
-    """Delete the files of a task that has failed."""
+    """Delete the files of a failed task."""
     delete_files(report.file for reports in files.values() for report in reports)
 
 
 def collect_files(outcomes: Sequence[Outcome]) -> dict[str, list[FileReport]]:
     """Gather the files of all tasks, by queue.
 
-    :raises ExportQueueError: a task has given up.
+    :raises ExportQueueError: a task failed.
     """
     for outcome in outcomes:
         if outcome.problem is not None:

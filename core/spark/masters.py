@@ -1,4 +1,4 @@
-"""What Spark's master implies: where executors run, and which masters cannot run a job."""
+"""What Spark's master implies: where executors run, and whether it can run a job."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def check_master(
     environment: Mapping[str, str] | None = None,
     has_spark_env: bool = False,
 ) -> None:
-    """Refuse a master that cannot run a job, at once: Spark itself would take long to say so.
+    """Refuse a master that cannot run a job. Spark itself takes long to report it.
 
     :param master: Spark's master.
-    :param deploy_mode: ``client`` or ``cluster``; None where it is not known.
-    :param environment: variables of ``spark-submit``; None where they are not known.
+    :param deploy_mode: ``client`` or ``cluster``; None if it is not known.
+    :param environment: variables of ``spark-submit``; None if they are not known.
     :param has_spark_env: whether Spark's own ``spark-env.sh`` may set more variables.
     :raises ConfigurationError: the master cannot run a job.
     """
@@ -58,17 +58,17 @@ def check_master(
     if master == "yarn" and not may_be_set and not any((environment or {}).get(name) for name in _YARN_VARIABLES):
         raise ConfigurationError(
             "master yarn needs the cluster's configuration, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set",
-            hint="set one of them to the folder with yarn-site.xml where the job is submitted",
+            hint="where the job is submitted, set one of them to the folder with yarn-site.xml",
         )
 
 
 def check_answers(master: str, *, seconds: float = 5.0) -> None:
-    """Make sure that a master accepts connections. Spark itself takes a minute to fail, and does not name the address.
+    """Make sure that a master accepts connections. Spark itself fails after a minute, without naming the address.
 
     YARN, and Kubernetes behind a proxy, are not checked.
 
     :param master: Spark's master.
-    :param seconds: how long each of its addresses may take.
+    :param seconds: time limit for each of its addresses.
     :raises SparkJobFailed: no address of the master answers.
     """
     silent = {}
@@ -82,7 +82,7 @@ def check_answers(master: str, *, seconds: float = 5.0) -> None:
         reasons = "; ".join(f"{address}: {reason}" for address, reason in silent.items())
         raise SparkJobFailed(
             f"Spark's master {master} does not answer ({reasons})",
-            hint="start it, or correct host and port of Spark's connection",
+            hint="start it, or correct host and port in the connection of Spark",
         )
 
 
@@ -98,10 +98,10 @@ def _addresses(master: str) -> list[tuple[str, int]]:
 
 
 def refuse_remote_sqlite(master: str, store: StoreSpec, sink: SinkSpec | None = None) -> None:
-    """Refuse a store or a sink in a file where Spark's executors run on other machines.
+    """Refuse a store or a sink in a file if Spark's executors run on other machines.
 
     :param master: Spark's master, such as ``local[2]`` or ``spark://host:7077``.
-    :raises ConfigurationError: a file could not be reached.
+    :raises ConfigurationError: executors could not reach a file.
     """
     if is_local(master):
         return

@@ -1,4 +1,4 @@
-"""Adding the rows of a DataFrame without one transaction around them: each task commits many small ones.
+"""Adding the rows of a DataFrame without one transaction around them: each task commits many small transactions.
 
 Entries are visible at once. A task that Spark repeats adds its rows again, as newer entries of the same keys.
 """
@@ -25,8 +25,8 @@ from export_queue.core.spark.carried_secrets import CarriedSecrets, references
 from export_queue.core.spark.connecting import secrets_for
 from export_queue.core.spark.encoding import key_bytes, place, value_bytes
 from export_queue.core.spark.frames import entry_columns, parts_by_queue
-from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.targets import Target, Targets
+from export_queue.core.spark.write import LoadReport
 from export_queue.core.store import Database, StoreSpec, entry_key
 from export_queue.core.transactions import OpenTransaction
 
@@ -42,11 +42,11 @@ log = logging.getLogger("export_queue.load")
 
 
 def add_plainly(df: DataFrame, store: StoreSpec, target: Target, targets: Targets) -> LoadReport:
-    """Add the rows of a frame, each batch in a transaction of its own.
+    """Add the rows of a frame, each batch in its own transaction.
 
     :param store: the store, which each task opens.
-    :raises SparkJobFailed: a task has failed as often as Spark repeats it; what others have added stays.
-    :raises EntryError: a row is refused; what came before it stays.
+    :raises SparkJobFailed: a task failed in all its attempts; entries that were added stay.
+    :raises EntryError: a row is refused; entries that were added stay.
     """
     begun = time.monotonic()
     context = df.sparkSession.sparkContext
@@ -110,7 +110,7 @@ def _rows_from(first: int) -> Callable[[int], str]:
 def _add(
     database: Database, queue: Queue, batch: pa.RecordBatch, counts: list[int], where: Callable[[int], str]
 ) -> None:
-    """Add some rows in one transaction; of a key that is there twice, a later one gets the rest."""
+    """Add some rows in one transaction, and repeated keys in further transactions, in their order."""
     keys = key_bytes(batch.column("key"), queue, where)
     rows = list(zip(keys.to_pylist(), value_bytes(batch.column("value"), keys, queue).to_pylist(), strict=True))
     while rows:

@@ -1,4 +1,4 @@
-"""Why a driver failed, for the process that submitted it: ``spark-submit`` returns only an exit status."""
+"""Passing a driver's error to its submitter through the store: ``spark-submit`` returns only an exit status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ log = logging.getLogger("export_queue")
 def problem_kept(store: StoreSpec, key: str | None) -> Iterator[None]:
     """Store the error of a block, and raise it again.
 
-    :param store: the store.
     :param key: idempotency key whose result the error becomes; None stores nothing.
     """
     try:
@@ -28,7 +27,7 @@ def problem_kept(store: StoreSpec, key: str | None) -> Iterator[None]:
         if key is not None:
             problem = Problem.of(error)
             if not isinstance(error, ExportQueueError):
-                problem = replace(problem, transient=True)  # a foreign error may pass
+                problem = replace(problem, transient=True)  # trying again may help
             try:
                 with Store.open(store) as opened:
                     opened.run(lambda tx: asdict(problem), idempotency_key=key)
@@ -38,14 +37,10 @@ def problem_kept(store: StoreSpec, key: str | None) -> Iterator[None]:
 
 
 def kept_problem(store: Store, key: str | None) -> ExportQueueError | None:
-    """Return the error that a driver has stored under a key; None if there is none.
-
-    :param store: an open store.
-    :param key: the key that the driver was given.
-    """
+    """Return the error that a driver stored under a key; None if there is none."""
     if key is None or not (state := store.idempotency(key)).committed:
         return None
-    store.close_idempotency_key(key)  # nobody else asks for it
+    store.close_idempotency_key(key)  # nobody else reads it
     problem = Problem(**state.result)
     error = problem.to_error()
     if type(error).__name__ != problem.error_class:

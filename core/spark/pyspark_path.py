@@ -1,8 +1,8 @@
-"""Which of Spark's two copies of PySpark a program imports; importing this needs no PySpark.
+"""Choosing between Spark's two copies of PySpark; importing this needs no PySpark.
 
-``spark-submit`` puts ``pyspark.zip`` on the path. Python keeps no byte code of what it imports from there: each process
-compiles PySpark anew, which takes several times as long as the import. Where PySpark was installed as a package, the
-same files stand beside the archive, with their byte code.
+``spark-submit`` puts ``pyspark.zip`` on the path. Python stores no byte code for modules in an archive, so each process
+compiles PySpark again, which takes several times as long as importing it. If PySpark was installed as a package, the
+same files exist next to the archive, with byte code.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 
 
 def prefer_installed_pyspark() -> None:
-    """Import PySpark from its package, where that is on the path and the archive is its own."""
+    """Import PySpark from its package if it is on the path and the archive belongs to it."""
     home = os.environ.get("SPARK_HOME")
     if home and "pyspark" not in sys.modules:
         sys.path[:] = without_archives(sys.path, Path(home))
 
 
 def without_archives(path: Sequence[str], home: Path) -> list[str]:
-    """Leave out the archives of PySpark that the path does not need.
+    """Return a path without the archives of PySpark that it does not need.
 
     :param path: entries of ``sys.path``.
-    :param home: folder of Spark, which is the package itself where PySpark was installed as one.
+    :param home: folder of Spark; the package itself if PySpark was installed as a package.
     """
     packages = home.resolve().parent
     if home.name != "pyspark" or str(packages) not in {str(Path(entry).resolve()) for entry in path if entry}:

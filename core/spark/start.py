@@ -19,19 +19,19 @@ from export_queue.core.spark.masters import check_answers, shares_process
 from export_queue.core.spark.worker_daemon import MODULE, PRELOADED
 
 _LEAST_SECONDS = 1e-3
-"""A timer of 0 seconds would never ring."""
+"""A timer of 0 seconds would never expire."""
 
 
 class _TooLate(BaseException):
-    """The deadline has passed; not an error that anything on the way should handle."""
+    """The deadline has passed. Not an error that code in between should handle."""
 
 
 @contextlib.contextmanager
 def start_deadline(seconds: float) -> Iterator[None]:
-    """End a block that starts Spark when its time is up, whatever Java call it waits for.
+    """Limit the time of a block that starts Spark, even while it waits for Java.
 
     :param seconds: how long the block may take.
-    :raises SparkJobFailed: its time is up.
+    :raises SparkJobFailed: its time is over.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread can be interrupted
@@ -47,7 +47,7 @@ def start_deadline(seconds: float) -> Iterator[None]:
     except _TooLate:
         raise SparkJobFailed(
             f"Spark has not started within {seconds:g} seconds: no executor came",
-            hint="see whether the cluster has free cores and memory for this job; start_timeout= lets it wait longer",
+            hint="check whether the cluster has free cores and memory for this job; start_timeout= allows more time",
         ) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -55,7 +55,7 @@ def start_deadline(seconds: float) -> Iterator[None]:
 
 
 def submitted_settings() -> dict[str, str]:
-    """Return the settings of the submission; no executor starts for that.
+    """Return the settings of the submission, without starting an executor.
 
     :raises SparkJobFailed: Java did not start; the log above has the details.
     """
@@ -71,13 +71,13 @@ def start_spark(name: str, *, preloaded: Sequence[str] = ()) -> SparkContext:
     """Connect to the Spark that this program was submitted to.
 
     :param name: name of the application.
-    :param preloaded: modules that every task imports and that start no thread: where workers are processes of this
-        machine, one process imports the modules and is forked.
+    :param preloaded: modules that every task imports and that start no threads. If workers run on this machine, one
+        process imports the modules and is forked.
     :raises SparkJobFailed: Spark did not start; the log above has the details.
     """
     try:
         with _pandas_unseen():
-            SparkContext._ensure_initialized()  # else the settings are not those of the submission
+            SparkContext._ensure_initialized()  # otherwise the settings are not those of the submission
             conf = SparkConf().setAppName(name)
             for setting, value in _daemon_settings(conf, preloaded).items():
                 conf.set(setting, value)
@@ -91,7 +91,7 @@ def start_spark(name: str, *, preloaded: Sequence[str] = ()) -> SparkContext:
 
 @contextlib.contextmanager
 def _pandas_unseen() -> Iterator[None]:
-    """Hide pandas from PySpark, whose first call of Java would import pandas only to see whether it is installed."""
+    """Hide pandas from PySpark, whose first call of Java would import it only to check that it is installed."""
     if "pandas" in sys.modules:
         yield
         return
@@ -103,7 +103,7 @@ def _pandas_unseen() -> Iterator[None]:
 
 
 def _daemon_settings(conf: SparkConf, preloaded: Sequence[str]) -> dict[str, str]:
-    """Have workers forked from a process with the library, where they are of this Python and find the library."""
+    """Return settings by which workers are forked from a process with the library, if that is possible."""
     loader = None if __spec__ is None else __spec__.loader
     workers = shutil.which(os.environ.get("PYSPARK_PYTHON", "python3"))
     if not preloaded or not shares_process(conf.get("spark.master", "") or "") or workers != sys.executable:
@@ -120,7 +120,7 @@ def _daemon_settings(conf: SparkConf, preloaded: Sequence[str]) -> dict[str, str
 
 
 def cause_of(error: BaseException) -> str:
-    """Find the line of a Java or Python error that names the cause."""
+    """Return the line of a Java or Python error that names the cause."""
     lines = [line.strip() for line in str(error).splitlines()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     raised = [line.removeprefix(": ") for line in lines if line.startswith(": ")]

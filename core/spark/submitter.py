@@ -1,4 +1,4 @@
-"""The process that submitted a job, identified so that no other process is mistaken for it."""
+"""The process that submitted a job, identified even if its number is reused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _ENDED = ("Z", "X")
 
 @dataclass(frozen=True, slots=True)
 class Submitter:
-    """A process of this machine whose death ends the driver.
+    """A process on this machine; the driver ends when it ends.
 
-    :param pid: its number, which the kernel reuses later.
+    :param pid: its number, which the kernel may reuse later.
     :param started: when it started, in kernel ticks since the machine's start.
-    :param namespace: where the number is valid; a driver in another container does not check the process.
+    :param namespace: where the number is valid. A driver in another container does not check the process.
     """
 
     pid: int
@@ -31,7 +31,7 @@ class Submitter:
 
     @property
     def is_in_sight(self) -> bool:
-        """Whether this process could see the other one."""
+        """Whether this process can see it."""
         return _namespace() == self.namespace
 
     @property
@@ -42,9 +42,8 @@ class Submitter:
 
 
 def _facts(pid: int) -> tuple[str, int] | None:
-    """Read a process's state and start."""
     try:
-        # The name before them may hold anything, brackets too.
+        # the name before them may contain brackets
         words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None

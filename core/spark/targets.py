@@ -1,4 +1,4 @@
-"""The queues that the rows of a load go to, found before its job starts."""
+"""The queues that the rows of a load are added to, looked up before the job starts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where rows go, as the user says it.
+    """The queue and the columns that the user names.
 
-    :param queue: id of the queue of all rows.
-    :param queue_column: column that names the queue of each row, in the place of the former.
+    :param queue: id of the queue of all rows; or else
+    :param queue_column: column that names the queue of each row.
     :param key: column with keys.
     :param value: column with values.
-    :param latest_by: column that says which of the rows of a key counts: the one with the highest value.
-    :raises InvalidArgument: both, or none, of queue and queue_column are given.
+    :param latest_by: column that decides between rows with the same key: the highest value counts.
+    :raises InvalidArgument: both queue and queue_column are given, or neither.
     """
 
     queue: str | None = None
@@ -42,17 +42,17 @@ class Target:
 
     @property
     def columns(self) -> Columns:
-        """The columns of the frame that make entries."""
+        """The columns of the DataFrame that entries are made of."""
         from export_queue.core.spark.columns import Columns
 
         return Columns(key=self.key, value=self.value, queue=self.queue_column, latest_by=self.latest_by)
 
     def find(self, database: Database, schema: StructType, *, bulk: bool) -> Targets:
-        """Find the queues, and check that they take the frame's columns.
+        """Find the queues, and check that they accept the frame's columns.
 
-        :param bulk: whether the rows are added in files, which no commit can check key by key.
-        :raises UnknownQueue: there is no such queue.
-        :raises InvalidArgument: the queue takes no such columns, or no such load.
+        :param bulk: whether the rows are added in files, whose keys a commit cannot check one by one.
+        :raises UnknownQueue: the queue does not exist.
+        :raises InvalidArgument: the queue does not accept these columns, or no bulk loads.
         """
         queues, refused = self.queues(database, bulk=bulk)
         refused |= self.columns.misfits(schema, queues)
@@ -61,10 +61,10 @@ class Target:
         return Targets(queues, {name: Problem.of(error) for name, error in refused.items()})
 
     def queues(self, database: Database, *, bulk: bool) -> tuple[dict[str, Queue], dict[str, InvalidArgument]]:
-        """Find the queues that rows may go to, and why some of them take no such load; this needs no PySpark.
+        """Find the queues that rows may name, and why some of them refuse the load; this needs no PySpark.
 
-        :param bulk: whether the rows are added in files, which no commit can check key by key.
-        :raises UnknownQueue: there is no such queue.
+        :param bulk: whether the rows are added in files, whose keys a commit cannot check one by one.
+        :raises UnknownQueue: the queue does not exist.
         """
         with database.read() as work:
             found = list_queues(work) if self.queue is None else [find_queue(work, self.queue)]
@@ -76,26 +76,26 @@ class Target:
 
 def _checks_keys(queue: Queue) -> InvalidArgument:
     return InvalidArgument(
-        f"queue {queue.id!r} is exclusive: each key added is a conflict key, which a bulk load does not check",
+        f"queue {queue.id!r} is exclusive: a commit compares each key that it adds, which a bulk load cannot do",
         hint="add the rows with transaction=False, or alter the queue: export-queue alter QUEUE --no-exclusive",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The queues of a load; they travel to its tasks.
+    """The queues of a load, as its tasks receive them.
 
     :param queues: those that rows may name, by id.
-    :param refused: those of them that do not take these rows, and why.
+    :param refused: the reason why some of them do not accept these rows, by id.
     """
 
     queues: Mapping[str, Queue]
     refused: Mapping[str, Problem] = field(default_factory=dict)
 
     def laid_out_for(self, database: Database, transaction: int) -> Targets:
-        """Read the queues anew, in the layouts in which a long transaction adds to them; tasks cut files by these.
+        """Return the queues in the layouts in which a long transaction adds to them.
 
-        :param transaction: its id; what was read before it began may be of an older layout.
+        :param transaction: its id. Queues that were read before it began may have an older layout.
         """
         with database.read() as work:
             return replace(self, queues={name: queue_of(work, name, transaction) for name in self.queues})
@@ -104,7 +104,7 @@ class Targets:
         """Find the queue that a row names.
 
         :raises UnknownQueue: the store has no such queue.
-        :raises InvalidArgument: the queue does not take the row.
+        :raises InvalidArgument: the queue does not accept the row.
         """
         if queue_id in self.refused:
             raise self.refused[queue_id].to_error()

@@ -1,4 +1,4 @@
-"""The code that runs in Spark's Python workers: each worker opens store and sink once for all tasks of a drain."""
+"""The code that runs in Spark's Python workers. Each worker opens store and sink once for all tasks of a drain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from export_queue.core.store import Database, StoreSpec
 from export_queue.core.transactions import Snapshot
 
 _given_up: set[str] = set()
-"""Ids of drains that have given the sink up in this process: Spark lends its workers to many tasks."""
+"""Ids of drains that found the sink unavailable in this process; a worker runs many tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +50,21 @@ class _Opened:
 
 
 _kept: list[_Opened] = []
-"""One at most. Small units would cost more to connect for than to drain; the end of the process closes it."""
+"""At most one, closed at the end of the process. Connecting for each small unit would cost more than draining it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSetup:
-    """All that a task needs to drain its units, but for secrets; it may be written to files on its way.
+    """What a task needs to drain its units. It holds no secrets, because Spark may write it to files.
 
     :param store: the store; the worker opens it.
     :param sink: the sink; the worker opens it.
     :param queue: the queue.
     :param snapshot: decides which entries are read.
     :param request: parameters of the drain.
-    :param ends_ms: the moment of the store's clock at which the drain's time is over; None for none.
-    :param round_seconds: after how long a follower's task ends between two chunks, so that others may claim what it
-        has not done; None if it does all.
+    :param ends_ms: time of the store's clock at which the drain must end; None for no limit.
+    :param round_seconds: time after which a follower's task ends between two chunks, so that others may claim the
+        rest; None if it drains everything.
     """
 
     store: StoreSpec
@@ -76,14 +76,14 @@ class TaskSetup:
     round_seconds: float | None = None
 
     def run(self, parts: Sequence[Part], *, attempt: int) -> list[RangeReport]:
-        """Drain some parts of units, one after the other; whatever happens, there is one report for each.
+        """Drain parts of units, one after the other, and return one report for each, whatever happens.
 
-        :param attempt: the number of this attempt of the task, which no other of the drain has.
+        :param attempt: the number of this attempt of the task, unique within the drain.
         """
         reports: list[RangeReport] = []
         request = self.request
         if request.drain_id in _given_up:
-            # one call, without waiting: else every task in turn waits as long for a sink that is down
+            # one call without waiting: otherwise every task in turn waits for the same sink
             request = replace(request, retry=replace(request.retry, attempts=1))
         try:
             opened = self._open()
@@ -91,7 +91,7 @@ class TaskSetup:
             deadline = Deadline() if self.ends_ms is None else self._look(opened.database, leases)
 
             def check() -> None:
-                # The store is asked before each batch: the driver, which renews the leases, may be gone.
+                # before each batch: the driver, which renews the leases, may be gone
                 self._look(opened.database, leases)
 
             request = replace(request, retry=deadline.bounded(request.retry))
@@ -109,7 +109,7 @@ class TaskSetup:
                     tally=Tally(request, attempt),
                 )
         except Exception as error:
-            trouble = Problem.of(error)  # while opening, or while closing after all was done, which harms nothing
+            trouble = Problem.of(error)  # while opening, or while closing after all parts were drained
             reports += [RangeReport(range=part.lease.range, problem=trouble) for part in parts[len(reports) :]]
         if any(report.problem and report.problem.error_class != RoundOver.__name__ for report in reports):
             _close_kept()  # the next task begins with new connections
@@ -118,7 +118,7 @@ class TaskSetup:
         return reports
 
     def _look(self, database: Database, leases: Sequence[Lease]) -> Deadline:
-        """Look whether the leases are held and the drain's time is not over, by the store's clock.
+        """Check by the store's clock that the leases are held and that the drain may continue.
 
         :returns: the deadline, on the clock of this process.
         """
@@ -163,7 +163,7 @@ def _close_kept() -> None:
 
 
 class Shared(Protocol):
-    """A setup that travels apart from the tasks, as Spark's broadcast variables do."""
+    """A setup that is sent once for all tasks, as a broadcast variable of Spark."""
 
     @property
     def value(self) -> TaskSetup:
@@ -173,13 +173,13 @@ class Shared(Protocol):
 def drain_task(
     setup: Shared, secrets: CarriedSecrets, number_of_attempt: Callable[[], int]
 ) -> Callable[[Iterable[Sequence[Part]]], Iterator[str]]:
-    """Make the function of the Spark job, which is given the parts that it works off.
+    """Return the function of the Spark job, which drains the parts that it receives.
 
-    Setup and parts may be large, so that Spark writes them to files. Secrets are in neither.
+    Setup and parts hold no secrets: if they are large, Spark writes them to files.
 
     :param secrets: secrets that executors of another machine cannot look up.
-    :param number_of_attempt: called in the worker; each attempt of each task of the drain has a number of its own.
-    :returns: a function that gives one report a part, as JSON.
+    :param number_of_attempt: called in the worker; returns a number that is unique to the attempt of the task.
+    :returns: a function that yields one report per part, as JSON.
     """
 
     def task(tasks: Iterable[Sequence[Part]]) -> Iterator[str]:

@@ -44,7 +44,7 @@ def shown_bar(title: str) -> Iterator[OnLeft | None]:
 
 @contextlib.contextmanager
 def _lines_above(handler: logging.Handler) -> Iterator[None]:
-    """If the standard output is the terminal too, write log lines above the bar; else leave them unchanged."""
+    """If the standard output is the terminal as well, write log lines above the bar."""
     output = _terminal(1)
     if output is None:
         yield

@@ -1,11 +1,11 @@
-"""Ending drivers whose submitter is gone.
+"""Ending a driver whose submitter has ended.
 
-``spark-submit`` is a Java process, and the driver's Python is its child. A submitter that kills ``spark-submit`` sends
-no signal to the child, which would continue as an orphan. So the driver asks the kernel for a signal at its parent's
-death; where the kernel offers none, the driver polls.
+``spark-submit`` is a Java process, and the driver's Python is its child. Killing ``spark-submit`` sends no signal to
+the child, which would continue as an orphan. Therefore the driver asks the kernel for a signal at its parent's death,
+or polls if the kernel offers none.
 
-The submitter may die alone, as when Airflow's task is killed for lack of memory: ``spark-submit`` survives that. So the
-driver also polls the submitter, whose number and start are among its arguments.
+The submitter may also die alone, for example when Airflow's task is killed for lack of memory; ``spark-submit``
+survives that. Therefore the driver also polls the submitter, which its arguments identify.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ STOPPED = 143
 
 
 class DriverStopped(BaseException):
-    """The driver was told to stop, or its parent is gone; not an error that anything should handle."""
+    """The driver was told to stop, or its parent has ended. Not an error that code should handle."""
 
 
 def stop_when_orphaned(submitter: Submitter | None = None) -> None:
-    """Raise :class:`DriverStopped` in the main thread at SIGTERM, and when the parent or the submitter is gone.
+    """Raise :class:`DriverStopped` in the main thread at SIGTERM, and when the parent or the submitter ends.
 
     Call it in the main thread, at the start.
 
-    :param submitter: the process that started the parent; None if none waits for the job.
+    :param submitter: the process that started the parent; None if no process waits for the job.
     """
     signal.signal(signal.SIGTERM, _stop)
     parent = os.getppid()
@@ -62,7 +62,7 @@ def note_stops(*, late_seconds: float) -> Callable[[], bool]:
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        # Nothing else: a second signal may interrupt this function.
+        # nothing else: a second signal may interrupt this function
         noted.append(number)
 
     threading.Thread(target=_leave_behind, args=(late_seconds,), name="export-queue-stop", daemon=True).start()
@@ -71,7 +71,7 @@ def note_stops(*, late_seconds: float) -> Callable[[], bool]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not cut the end short
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the end
     threading.Thread(target=_leave_late, args=(_GRACE_SECONDS,), name="export-queue-stop", daemon=True).start()
     raise DriverStopped(_why[0] if _why else "told to stop")
 

@@ -71,7 +71,7 @@ def test_no_rows_are_no_entries(orders: Store, rows: Any, store_url: str) -> Non
     ("options", "message"),
     [
         ({"colour": "red"}, "unknown option 'colour'; expected some of behind_pooler, idempotency_key, key"),
-        ({"password": "secret!"}, "a password is named, as in option('secret', 'env:NAME')"),
+        ({"password": "secret!"}, "give a reference to the password: option('secret', 'env:NAME')"),
         ({"url": "postgresql://me:hidden@host/db"}, "the store's URL holds a password"),
         ({"secret": "hidden"}, "expected env:NAME, file:/PATH or module:callable"),
         ({"queue": "order"}, "the store has no queue 'order'; it has: orders"),
@@ -116,7 +116,7 @@ def test_a_row_without_a_queue_is_named_by_its_place(orders: Store, frames: Any,
     columns = ["if(id = 7, null, 'orders') as q", "concat('k', id) as key", "id as value"]
     frame = frames.range(0, 9, 1, 2).selectExpr(*columns)
     writer = frame.write.format("export_queue").option("url", store_url).option("queue_column", "q")
-    with pytest.raises(Exception, match="found null in row 3 of partition 1, both counted from 0, of key 'k7'"):
+    with pytest.raises(Exception, match="found null in row 3 of partition 1, both counted from 0, with key 'k7'"):
         writer.mode("append").save()
     assert segments(orders) == []
 
@@ -195,7 +195,9 @@ def test_a_commit_needs_the_outcome_of_each_task_once(orders: Store, begun: Any,
 
     writer, message = begun
     second = {"an outcome": Message(None), "a message": None}.get(lacking, message)
-    with pytest.raises(SparkJobFailed, match=r"expected one outcome of each of 2 tasks, found those of \[0"):
+    with pytest.raises(
+        SparkJobFailed, match=r"expected one outcome from each of 2 tasks, found those of partitions \[0"
+    ):
         writer.commit([message, second])
     assert segments(orders) == []
     with pytest.raises(Exception, match="has ended|expired|refused|lost"):

@@ -522,7 +522,7 @@ def test_a_job_that_is_submitted_from_a_terminal_draws_a_bar_there(
 def test_a_job_whose_time_is_over_ends_in_order(
     orders: Store, stopped_job: Callable[..., Stopped], copies: str, ends: str
 ) -> None:
-    """Tasks end behind the batch at hand; where a sink does not let them, the driver cancels them soon."""
+    """Each task ends after its current batch; if a sink does not let it, the driver cancels it soon."""
     add(orders, VALUES)
     job = stopped_job(master="local[2]", lease_seconds=30, gate="LateGatedSink", chunk_rows=10, time_limit=40)
     acknowledged = 20

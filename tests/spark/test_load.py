@@ -242,7 +242,7 @@ def test_a_column_names_the_queue_of_each_row(orders: Store, spark: Any) -> None
     )
     unfit = frame.union(spark.sql("select 'numbers', 'a', 'b'"))
     assert "queue 'numbers', codec int of values" in refusal(InvalidArgument, unfit, orders, queue_column="q")
-    assert "expected the id of a queue in each row, found null in the row of key 'a'" in refusal(
+    assert "expected the id of a queue in each row, found null in the row with key 'a'" in refusal(
         EntryError, frame.union(spark.sql("select null, 'a', 'b'")), orders, queue_column="q"
     )
     assert len(values(orders)) == 30
@@ -320,7 +320,7 @@ def test_a_repeated_call_returns_the_first_report_and_writes_nothing(orders: Sto
 
 def test_a_key_of_other_work_is_refused(orders: Store, rows: Any) -> None:
     orders.run(lambda tx: tx.table("t").set("a", "b", b"c"), idempotency_key="other")
-    assert "other work than a load" in refusal(InvalidArgument, rows, orders, "orders", idempotency_key="other")
+    assert "work that was not a load" in refusal(InvalidArgument, rows, orders, "orders", idempotency_key="other")
 
 
 def test_of_two_calls_at_once_one_counts(orders: Store, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:

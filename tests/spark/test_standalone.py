@@ -154,7 +154,7 @@ def test_passwords_of_connections_that_a_cluster_would_send_in_clear_are_refused
     submission = submit(job, master=f"spark://127.0.0.1:{free_port()}", variables=variables)  # nobody listens there
     assert submission.wait() == 1
     output = submission.output()
-    assert "env:XQ_SINK_REDIS_PASSWORD can be followed on the driver's machine alone" in output
+    assert "env:XQ_SINK_REDIS_PASSWORD can be looked up only on the driver's machine" in output
     assert "spark.authenticate=true" in output
     assert "s3cr3t-4711" not in output
 

@@ -145,7 +145,7 @@ def test_variables_that_the_driver_has_are_carried_over_protected_connections(mo
 def test_without_protected_connections_no_secret_is_sent(monkeypatch, missing):
     monkeypatch.setenv("XQ_STORE", "s3cr3t")
     conf = {name: value for name, value in PROTECTED.items() if name != missing}
-    assert carried_secrets(conf, WANTED, []).variables == {}, "executors follow the references themselves"
+    assert carried_secrets(conf, WANTED, []).variables == {}, "executors look the references up themselves"
     with pytest.raises(ConfigurationError, match="in clear") as caught:
         carried_secrets(conf, WANTED, ["env:XQ_STORE"])
     assert set(PROTECTED) <= set(re.findall(r"spark[.a-z]+[a-z]", caught.value.hint))
@@ -155,7 +155,7 @@ def test_without_protected_connections_no_secret_is_sent(monkeypatch, missing):
 def test_a_reference_that_leads_nowhere_on_executors_is_named(monkeypatch):
     monkeypatch.setenv("XQ_STORE", "s3cr3t")
     monkeypatch.delenv("XQ_SINK_R", raising=False)
-    with pytest.raises(ConfigurationError, match="cannot follow env:XQ_SINK_R, file:/run/s"):
+    with pytest.raises(ConfigurationError, match="cannot look up env:XQ_SINK_R, file:/run/s"):
         carried_secrets(PROTECTED, WANTED, WANTED)
 
 
@@ -163,7 +163,7 @@ def test_passwords_of_connections_are_refused_before_an_executor_starts(monkeypa
     monkeypatch.setenv("XQ_STORE", "s3cr3t")
     monkeypatch.setenv("XQ_SINK_R", "s3cr3t")
     remote = {"spark.master": "spark://h:7077"}
-    with pytest.raises(ConfigurationError, match="^env:XQ_SINK_R can be followed on the driver's machine alone"):
+    with pytest.raises(ConfigurationError, match="^env:XQ_SINK_R can be looked up only on the driver's machine"):
         refuse_unsendable(remote, WANTED)
     for conf in (remote | PROTECTED, remote | {"spark.executorEnv.XQ_SINK_R": "x"}, {"spark.master": "local[2]"}):
         refuse_unsendable(conf, WANTED)

@@ -121,7 +121,7 @@ NO_TEXT = pa.array([b"good", b"\xffbad"], pa.binary())
         (
             pa.array([0, 200_000_000 * 86400 * 10**6 // 10], pa.timestamp("us", "UTC")),
             {},
-            "value of key 'k1': a date or",
+            "value of key 'k1': it contains a date or",
         ),
     ],
 )
