@@ -388,10 +388,10 @@ class Store:
         """
         return outcome(self.database, UUID(str(request)))
 
-    def kept_invalid(self) -> list[queries.invalid.KeptInvalid]:
+    def kept_invalid(self) -> list[queries.registrations.KeptInvalid]:
         """Read the ids that stay invalid since a participant could not undo its writes under them."""
         with self.database.read() as work:
-            return queries.invalid.kept_invalid(work)
+            return queries.registrations.kept_invalid(work)
 
     def forget_invalid(self, transaction: int, *, who: str | None = None) -> bool:
         """Declare that nothing is left of such an id, so that clean-up forgets it.
@@ -403,8 +403,8 @@ class Store:
         :returns: False if no such id is kept.
         """
         with self.database.begin() as work:
-            left_to = {kept.id: kept.left_to for kept in queries.invalid.kept_invalid(work)}.get(transaction)
-            if not queries.invalid.forget_invalid(work, transaction):
+            left_to = {kept.id: kept.left_to for kept in queries.registrations.kept_invalid(work)}.get(transaction)
+            if not queries.registrations.forget_invalid(work, transaction):
                 return False
             details = {"transaction": str(transaction), "left_to": left_to}
             queries.acts.record(work, queue_id="", act="forget", who=who or user_at_host(), selection=details)
@@ -679,9 +679,9 @@ class Store:
         with self.database.begin() as work:
             queue = find_reader(work, queue_id)
             bind_sink(work, queue, sink, rebind=True)
-            if queue.sink is not None and queries.sinks.shown_fence(work, queue.id, queue.sink):
+            if queue.sink is not None and queries.queues.shown_fence(work, queue.id, queue.sink):
                 # records of an earlier time, when the queue drained into this sink
-                is_older = sink != queue.sink and bool(queries.sinks.shown_fence(work, queue.id, sink))
+                is_older = sink != queue.sink and bool(queries.queues.shown_fence(work, queue.id, sink))
                 details = {"before": queue.sink, "sink": sink, "older": is_older}
                 mark_incomplete(work, queue, "rebind", who=who, details=details)
         if complete:

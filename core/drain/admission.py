@@ -85,7 +85,7 @@ def ask_sink(
 def note_fence(database: Database, queue: Queue, sink_name: str, fence: int) -> None:
     """Note in the store that a sink has kept a fence: a sink that shows a lower one later has lost data since."""
     with database.begin() as work:
-        queries.sinks.note_fence(work, queue.number, sink_name, fence)
+        queries.queues.note_fence(work, queue.number, sink_name, fence)
 
 
 def warn_of_closed(queue: Queue, closed: Sequence[Range]) -> None:
@@ -148,7 +148,7 @@ def readmit(
     who = who or user_at_host()
     with store.database.read() as work:
         queue = find_reader(work, queue_id)
-        delivered = queries.sinks.shown_fence(work, queue_id, queue.sink) if queue.sink is not None else 0
+        delivered = queries.queues.shown_fence(work, queue_id, queue.sink) if queue.sink is not None else 0
     sink, _ = filled_in(store.database, queue_id, sink, COPY)
     with opened_sink(sink) as opened:
         if queue.binding is not None:
@@ -192,5 +192,5 @@ def _marked(database: Database, queue: Queue, who: str, *, is_older: bool) -> It
     except ExportQueueError:
         with database.begin() as work:
             queries.acts.forget(work, number)
-            queries.readers.set_first_load(work, queue.number, queue.first_load)
+            queries.queues.alter_queue(work, queue.number, first_load=queue.first_load)
         raise

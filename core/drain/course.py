@@ -229,7 +229,7 @@ class Course:
         :raises UnknownQueue: it was.
         """
         with contextlib.suppress(StoreUnavailable), self.database.read() as work:
-            if self.queue is not None and not queries.queues.is_there(work, self.queue.number):
+            if self.queue is not None and queries.queues.layout_of(work, self.queue.number) is None:
                 raise removed_subscription(f"subscription {self.queue.id!r}") from error
 
     def _find_queue(self) -> Queue:

@@ -57,7 +57,7 @@ class SinkFence:
             with self.database.begin() as work:
                 queries.readers.hold(work, queue.number)
                 if not self._is_bound(work, queue):
-                    queries.queues.store_binding(work, queue.number, json.dumps(self.binding))
+                    queries.queues.alter_queue(work, queue.number, binding=json.dumps(self.binding))
         warn_of_namesake(self.database, queue, self.request.sink_name)
         if engine.is_fenced:
             refuse_older_layouts(self.database, queue)
@@ -68,7 +68,7 @@ class SinkFence:
         if not self.is_noted:
             with self.database.begin() as work:
                 queries.readers.hold(work, queue.number)
-                queries.sinks.note_fence(work, queue.number, self.request.sink_name, self.fence)
+                queries.queues.note_fence(work, queue.number, self.request.sink_name, self.fence)
                 self._is_bound(work, queue)  # another first drain may have stored other options since
             self.is_noted = True
 
@@ -105,9 +105,9 @@ class SinkFence:
                 # the first drain has left nothing that could be lost: sink, options and exporter may change
                 with self.database.begin() as work:
                     queries.readers.hold(work, queue.number)
-                    queries.sinks.forget_fence(work, queue.id, self.request.sink_name, self.fence)
-                    if not queries.sinks.shown_fence(work, queue.id, self.request.sink_name):
-                        queries.queues.store_binding(work, queue.number, None)
+                    queries.queues.forget_fence(work, queue.id, self.request.sink_name, self.fence)
+                    if not queries.queues.shown_fence(work, queue.id, self.request.sink_name):
+                        queries.queues.alter_queue(work, queue.number, binding=None)
             return
         try:
             self._show(engine, queue)
@@ -121,7 +121,7 @@ class SinkFence:
     def _show(self, engine: Engine, queue: Queue) -> None:
         """Show the sink a new fence; one that has not kept the highest that is known has lost data."""
         with self.database.read() as work:
-            shown = self.shown = queries.sinks.shown_fence(work, queue.id, self.request.sink_name)
+            shown = self.shown = queries.queues.shown_fence(work, queue.id, self.request.sink_name)
         self.fence = admit(
             self.database,
             lambda fence: engine.admit(queue_id=queue.id, store_id=self.store_id, fence=fence, shown=shown),
@@ -133,7 +133,7 @@ class SinkFence:
         :raises SinkBindingError: the reader was drained with other options, or with another exporter.
         """
         now = read_again(work, queue)
-        if queries.sinks.shown_fence(work, queue.id, self.request.sink_name):
+        if queries.queues.shown_fence(work, queue.id, self.request.sink_name):
             return check_binding(now, self.binding)
         return now.binding == json.dumps(self.binding)
 

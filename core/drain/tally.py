@@ -37,9 +37,9 @@ class Tally:
             return
         stored = self._stored
         if stored is None:
-            stored = _sum(queries.tallies.find_tallies(work, _name(self.request), self.number))
+            stored = _sum(queries.reports.find_tallies(work, _name(self.request), self.number))
         self._next = Counts(**total([stored, removed]))
-        queries.tallies.save_tally(work, _name(self.request), self.number, asdict(self._next), now_ms=now_ms)
+        queries.reports.save_tally(work, _name(self.request), self.number, asdict(self._next), now_ms=now_ms)
 
     def committed(self) -> None:
         """Note that the SQL transaction has taken effect."""
@@ -48,12 +48,12 @@ class Tally:
 
 def counted(work: Reading, request: DrainRequest) -> Counts:
     """Sum up what all tasks of a drain have removed."""
-    return _sum(queries.tallies.find_tallies(work, _name(request)))
+    return _sum(queries.reports.find_tallies(work, _name(request)))
 
 
 def forget(work: Work, request: DrainRequest) -> None:
     """Take the tallies of a drain away, in the SQL transaction that stores its report."""
-    queries.tallies.delete_tallies(work, _name(request))
+    queries.reports.delete_tallies(work, _name(request))
 
 
 def newly_removed(applied: Counts, *, removed: int, dead: int) -> Counts:

@@ -80,7 +80,7 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
         hidden = hidden_seqs(work, queue, snapshot, key, limit=MOST_SHOWN)
         dead = list_dead_letters(work, queue, DeadLetterFilter(key=key), limit=MOST_SHOWN)
         added_to = queue if queue.parent is None else find_queue(work, queue.parent)
-        writer = queries.conflict_keys.last_writer(work, entry_key(added_to.number, key))
+        writer = queries.versions.last_writer(work, entry_key(added_to.number, key))
         newest = _finished(queries.reports.latest_reports(work, queue.id, idle=True, limit=_REPORTS))
         busy = _finished(queries.reports.latest_reports(work, queue.id, idle=False, limit=_REPORTS))
         layouts = in_all_layouts(work, queue).layouts()

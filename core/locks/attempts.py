@@ -52,7 +52,7 @@ def begin_attempt(database: Database, queue: Queue, owner: Owner) -> None:
     with database.begin() as work:
         queries.locks.serialise_requests(work, queue.number, queue_id=queue.id)
         take_over(work, queue, owner)
-        queries.attempts.add(work, queue.number, owner.task, owner.attempt, submission=owner.submission)
+        queries.locks.add_attempt(work, queue.number, owner.task, owner.attempt, submission=owner.submission)
 
 
 def take_over(work: Work, queue: Queue, owner: Owner) -> bool:
@@ -61,12 +61,11 @@ def take_over(work: Work, queue: Queue, owner: Owner) -> bool:
     :returns: whether anybody waits for locks of the queue.
     :raises LeaseLost: this attempt was revoked itself.
     """
-    known = queries.attempts.of_task(work, owner.task, lock=True)
+    known = queries.locks.known_attempts(work, owner.task, lock=True)
     _refuse_revoked(owner, {row["attempt"] for row in known if row["revoked"]})
     others = {row["attempt"] for row in known if row["queue_number"] == queue.number and not row["revoked"]}
-    holding, some_wait = queries.locks.attempts_and_waiting(work, owner.task, queue=queue.number)
+    holding, some_wait = queries.locks.holders_and_waiting(work, owner.task, queue=queue.number)
     if others := (others | holding) - owner.names:
-        queries.attempts.revoke(work, owner.task, others)
         queries.locks.revoke(work, owner.task, others)
     return some_wait
 
@@ -77,18 +76,18 @@ def check_attempt(database: Database, owner: Owner) -> None:
     :raises LeaseLost: it was revoked, or a newer one has begun.
     """
     with database.read() as work:
-        known = queries.attempts.of_task(work, owner.task, lock=False)
+        known = queries.locks.known_attempts(work, owner.task, lock=False)
     _refuse_revoked(owner, {row["attempt"] for row in known if row["revoked"]})
 
 
 def serialise(work: Work, owner: Owner) -> None:
     """Let one SQL transaction of a task go on at a time, from here to its end; enter no critical section before."""
-    queries.attempts.of_task(work, owner.task, lock=True)
+    queries.locks.known_attempts(work, owner.task, lock=True)
 
 
 def end_attempt(work: Work, owner: Owner) -> None:
     """Forget an attempt that has ended; a revoked one stays known."""
-    queries.attempts.forget(work, owner.task, owner.names)
+    queries.locks.forget_attempts(work, owner.task, owner.names)
 
 
 def revoke(database: Database, task: str, *, attempt: str | None = None) -> int:
@@ -99,12 +98,11 @@ def revoke(database: Database, task: str, *, attempt: str | None = None) -> int:
     :returns: how many locks were revoked.
     """
     with database.begin() as work:
-        known = queries.attempts.of_task(work, task, lock=True)
+        known = queries.locks.known_attempts(work, task, lock=True)
         if attempt is None:
-            ended = {row["attempt"] for row in known} | queries.locks.attempts_of(work, task)
+            ended = {row["attempt"] for row in known} | queries.locks.holders(work, task)
         else:
             ended = {attempt} | {row["attempt"] for row in known if row["submission"] == attempt}
-        queries.attempts.revoke(work, task, ended)
         return queries.locks.revoke(work, task, ended)
 
 

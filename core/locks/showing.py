@@ -102,7 +102,7 @@ class RequestView:
 def explained_locks(work: Reading, queue: Queue) -> list[LockView]:
     """Read the locks of a queue that are on record, worthless ones too, with what becomes of each."""
     now = work.now()
-    return [_view(lock_of(row), row["layout"], now) for row in queries.locks.on_record(work, queue.number)]
+    return [_view(lock_of(row), row["layout"], now) for row in queries.locks.of_queue(work, queue.number)]
 
 
 def _view(lock: Lock, layout: int, now: int) -> LockView:
@@ -145,7 +145,7 @@ def explained_requests(work: Reading, queue: Queue) -> list[RequestView]:
     rows = queries.locks.requests(work, queue.number)
     if not rows:
         return []
-    locks = [(row["layout"], lock_of(row)) for row in queries.locks.on_record(work, queue.number)]
+    locks = [(row["layout"], lock_of(row)) for row in queries.locks.of_queue(work, queue.number)]
     now = work.now()
     found = []
     for layout in {row["layout"] for row in rows}:

@@ -47,5 +47,5 @@ def forget_subscriptions(work: Work, limit: int) -> Page:
 def forget_attempts(work: Work, limit: int, *, now_ms: int) -> Page:
     """Delete attempts that were killed or revoked long ago."""
     most = min(limit, pages.MOST_ROWS)
-    deleted = queries.attempts.delete_old(work, before_ms=now_ms - KEEP_ATTEMPTS_MS, limit=most)
+    deleted = queries.locks.delete_old_attempts(work, before_ms=now_ms - KEEP_ATTEMPTS_MS, limit=most)
     return Page(deleted, Counter(attempts=deleted), more=deleted == most)

@@ -57,8 +57,8 @@ def safe_floor(database: Database) -> SafeFloor:
     with database.connect() as connection:
         view = database.dialect.steps.take_snapshot(connection)
     with database.read() as work:
-        locked = queries.floors.oldest_lock(work, view.read_pointer)
-        queued, dead = queries.floors.lowest_waiting(work)
+        locked = queries.registrations.oldest_lock(work, view.read_pointer)
+        queued, dead = queries.cleanup.lowest_pending(work)
     in_progress = min(view.low, view.low if locked is None else locked)
     bounds = {"queued": queued, "a dead letter": dead}
     if in_progress <= view.read_pointer:

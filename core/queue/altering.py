@@ -112,9 +112,9 @@ def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> N
         changed["layout"] = _next_layout(work, queue, readers, changed, guard)
     for one in (queue, *readers):
         if changed:
-            queries.queues.alter_queue(work, one.number, changed)
+            queries.queues.alter_queue(work, one.number, **changed)
         if coalesces and one.coalesce != coalesce:
-            queries.queues.alter_queue(work, one.number, {"coalesce": coalesce})
+            queries.queues.alter_queue(work, one.number, coalesce=coalesce)
 
 
 def _next_layout(work: Work, queue: Queue, readers: Sequence[Queue], changed: Mapping[str, Any], guard: str) -> int:

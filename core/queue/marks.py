@@ -142,7 +142,7 @@ def mark_incomplete(
     drained = queries.reports.count_acknowledged(work, queue.id)
     queries.acts.record(work, queue_id=queue.id, act=act, who=who, letters=drained, selection=details, number=number)
     if queue.parent is not None:
-        queries.readers.set_first_load(work, queue.number, "missing")
+        queries.queues.alter_queue(work, queue.number, first_load="missing")
 
 
 def make_good(work: Work, queue: Queue, *, by: str, before: int | None = None, namesakes: bool = True) -> list[Mark]:
@@ -179,7 +179,7 @@ def note_first_load(work: Work, reader: Queue, *, load: int) -> None:
     """
     make_good(work, reader, by="first load", before=load)
     if any(mark.act in KEPT and not mark.details.get("older") for mark in losses(work, reader.id)):
-        queries.readers.set_first_load(work, reader.number, "missing")
+        queries.queues.alter_queue(work, reader.number, first_load="missing")
 
 
 def record_promise(work: Work, queue: Queue, act: str, *, who: str) -> int:

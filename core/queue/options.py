@@ -84,7 +84,7 @@ def configure_queue(
             if added and names:
                 # Nobody can have added to it: its readers lack nothing.
                 parent = find_queue(work, queue_id)
-                queries.readers.begin_fan_out(work, parent.number)
+                queries.queues.alter_queue(work, parent.number, fans_out=True, sink=None, binding=None)
                 for name in names:
                     add_reader(work, parent, name, first_load=None)
             row = queries.queues.queue_row(work, queue_id)

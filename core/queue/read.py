@@ -88,7 +88,7 @@ def read_entries(
     :param whole_keys: whether all entries of a key belong into one chunk, however many they are.
     :returns: the chunk; empty at the end, and known to be the last one where fewer entries were found than asked for.
     """
-    select = partial(queries.entries.select_entries, work, queue.number, queue.layout, snapshot)
+    select = partial(work.database.dialect.steps.select_entries, work.connection, queue.number, queue.layout, snapshot)
     found, total, is_last = _pages(
         partial(select, first=within.first, end=within.end),
         after=None if after is None else after._sql,

@@ -49,7 +49,7 @@ def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PA
         if not parent.fans_out:
             if queries.readers.has_rows(work, parent.number, locked_at=work.now()):
                 return False
-            queries.readers.begin_fan_out(work, parent.number)
+            queries.queues.alter_queue(work, parent.number, fans_out=True, sink=None, binding=None)
         add_reader(work, parent, name, first_load="missing")
         return True
 

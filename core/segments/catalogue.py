@@ -205,7 +205,7 @@ def give_up_file(work: Work, queue: Queue, file: str, *, who: str) -> int:
     :returns: how many entries are given up.
     :raises InvalidArgument: nothing of the file waits in the queue.
     """
-    given_up = queries.segments.give_up(work, queue.number, file)
+    given_up = queries.segments.discard(work, queue.number, file)
     if not given_up:
         raise InvalidArgument(f"queue {queue.id!r}: nothing waits in a file {file}")
     queries.acts.record(work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file})

@@ -155,7 +155,7 @@ def _move_back(
         hold(work, *leases)
         for layout in layouts:
             queries.layouts.open_again(work, queue.source_number, layout)
-        if queries.compactions.bring_back_all(work, queue.number, transaction) != sum(layouts.values()):
+        if queries.compactions.restore_all(work, queue.number, transaction) != sum(layouts.values()):
             raise _nothing_left(file)  # since they were counted, or in part
     return FellBack(file=file, outputs=len(outputs), inputs=sum(layouts.values()), given_up=0, moved_back=True)
 
@@ -179,7 +179,7 @@ def _replace(
         for one in outputs:
             key = (one.transaction, one.number)
             given_up += _count_lost(work, queue, one, parts[one])
-            if queries.compactions.bring_back(work, queue.number, key) != len(parts[one]):
+            if queries.compactions.restore(work, queue.number, key) != len(parts[one]):
                 raise _nothing_left(file)  # since they were read, or in part
             for part in parts[one]:
                 _note(work, queue, part)

@@ -12,8 +12,8 @@ from export_queue.core.retry import Retry
 from export_queue.core.store import queries, schema, views
 from export_queue.core.store.database import Database, Identity, Reading, Work
 from export_queue.core.store.migration import migrate
+from export_queue.core.store.portable import prefix_of, schema_of
 from export_queue.core.store.registration import LOCK_WINDOW
-from export_queue.core.store.schema_names import prefix_of, schema_of
 
 _SIGN = 1 << 63
 MAX_FLOOR = (1 << 62) - (1 << 55)
@@ -135,7 +135,7 @@ def adopt(database: Database, *, who: str = "") -> int:
     with database.begin() as work:
         if (server := database.dialect.server) is not None:
             server.adopt(work.connection)
-        ended = queries.invalid.end_all(work)
+        ended = queries.registrations.end_all(work)
         queries.acts.record(work, queue_id="", act="adopt", who=who, letters=ended, selection={})
         check(work)
         return ended

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -32,7 +33,15 @@ class Reading:
 
     def now(self) -> int:
         """Read the store's clock, in milliseconds since the epoch."""
-        return self.database.now(self.connection)
+        return self.database.dialect.steps.now(self.connection)
+
+    def draw(self) -> int:
+        """Draw an id."""
+        return self.database.dialect.steps.draw(self.connection)
+
+    def rows(self, statement: sa.Select[Any]) -> list[Mapping[str, Any]]:
+        """Return the rows of a statement by the names of its columns."""
+        return [dict(row) for row in self.connection.execute(statement).mappings()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from export_queue.core.errors import SchemaVersionError
 from export_queue.core.store import schema, views
 from export_queue.core.store.database import Work
-from export_queue.core.store.schema_names import prefix_of, schema_of
+from export_queue.core.store.portable import prefix_of, schema_of
 
 _OWNER = sa.text("""
     select pg_get_userbyid(c.relowner) from pg_class c join pg_namespace n on n.oid = c.relnamespace

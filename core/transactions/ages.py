@@ -26,7 +26,7 @@ def aged_from_start(database: Database, transaction: int) -> int:
     :raises RegistrationLost: the transaction has ended.
     """
     with database.read() as work:
-        started_ms = queries.cleanup.started_ms(work, transaction)
+        started_ms = queries.registrations.started_ms(work, transaction)
         if started_ms is None:
             raise RegistrationLost(f"transaction {transaction} has ended")
         # Its own writes are young, also where ids follow the clock from behind.

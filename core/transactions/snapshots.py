@@ -26,10 +26,10 @@ def unfinished_below(database: Database, bound: int, *, load: int) -> tuple[Snap
         and add nothing to this subscription.
     """
     with database.read() as work:
-        locked = queries.floors.oldest_lock(work, bound - 1)
+        locked = queries.registrations.oldest_lock(work, bound - 1)
     snapshot = take_snapshot(database)
     with database.read() as work:
-        ignored = queries.invalid.invalid_ids(work) | queries.loads.of_others(work, load)
+        ignored = queries.registrations.invalid_ids(work) | queries.registrations.loads_of_others(work, load)
     unfinished = {i for i in snapshot.excluded if i < bound and i not in ignored}
     return snapshot, sorted(unfinished | ({locked} if locked is not None else set()))
 
@@ -56,8 +56,8 @@ def settled_snapshot(database: Database, queue: int | None = None) -> Snapshot:
     """
     snapshot = take_snapshot(database)
     with database.read() as work:
-        ignored = queries.invalid.invalid_ids(work)
+        ignored = queries.registrations.invalid_ids(work)
         if queue is not None:
-            ignored = ignored | queries.loads.of_others(work, queue)
+            ignored = ignored | queries.registrations.loads_of_others(work, queue)
     low = min((i for i in snapshot.excluded if i not in ignored), default=snapshot.read_pointer + 1)
     return Snapshot(low - 1, tuple(i for i in snapshot.excluded if i < low))

@@ -387,7 +387,7 @@ class OpenTransaction:
         The commit of an aborted one is refused. One whose commit is under way is waited for, and counts.
         """
         with self.database.read() as work:
-            replaced = queries.loads.older(work, own, load)
+            replaced = queries.registrations.older_loads(work, own, load)
         for number in replaced:
             self._session.call(self.database.dialect.steps.abort, kind="long", transaction=number)
 

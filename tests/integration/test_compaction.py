@@ -700,5 +700,5 @@ def test_a_compaction_that_is_killed_leaves_the_state_before_or_after(
     assert len(report.units) == (0 if moment == "published" else 4)
     assert waits(orders) == before
     with orders.database.begin() as work_of_clean_up:
-        queries.invalid.end_all(work_of_clean_up)
+        queries.registrations.end_all(work_of_clean_up)
     assert drained(orders)[1] == len(before)

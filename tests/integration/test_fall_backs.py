@@ -191,8 +191,8 @@ def test_of_a_fall_back_and_a_vacuum_at_once_one_waits_for_the_other(
         monkeypatch.setattr(queries.vacuum, "forget_hidden", then(forget, lost.fall_back))
         guarded(vacuum)
     else:
-        bring_back = queries.compactions.bring_back
-        monkeypatch.setattr(queries.compactions, "bring_back", then(bring_back, vacuum))
+        restore = queries.compactions.restore
+        monkeypatch.setattr(queries.compactions, "restore", then(restore, vacuum))
         guarded(lost.fall_back)
     threads[0].join(PATIENCE)
     assert len(errors) == (first == "vacuum")

@@ -21,7 +21,6 @@ from export_queue import (
     UnknownQueue,
 )
 from export_queue.core.queue import Entries, Position, bind_sink, dead_letter, read_entries, remove_entries, remove_span
-from export_queue.core.store import queries
 from export_queue.core.transactions import OpenTransaction, Snapshot, take_snapshot
 
 
@@ -206,14 +205,15 @@ def test_reading_in_chunks_gives_all_entries_once(store: Store, rows: int, size:
 def measured_pages(store: Store, monkeypatch: pytest.MonkeyPatch, *, rows: int, size: int) -> list[list[int]]:
     """Read a queue in chunks; returns, chunk by chunk, the bytes of each page that was fetched."""
     queue = store.queue("q")
-    select, chunks, found = queries.entries.select_entries, list[list[int]](), list[bytes]()
+    steps = store.database.dialect.steps
+    select, chunks, found = steps.select_entries, list[list[int]](), list[bytes]()
 
     def measured(*arguments: Any, **options: Any) -> Any:
         page = select(*arguments, **options)
         chunks[-1].append(sum(len(key) + len(value or b"") for _, key, _, value in page))
         return page
 
-    monkeypatch.setattr(queries.entries, "select_entries", measured)
+    monkeypatch.setattr(steps, "select_entries", measured)
     snapshot, after = take_snapshot(store.database), None
     with store.database.read() as work:
         while True:

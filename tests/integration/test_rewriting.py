@@ -742,7 +742,7 @@ def test_a_rewriting_that_is_killed_leaves_the_state_before_or_after(
     assert waits(orders) == before
     assert held(orders) == (0 if moment == "published" else 1)
     with orders.database.begin() as clean_up:
-        queries.invalid.end_all(clean_up)
+        queries.registrations.end_all(clean_up)
     report = rewrite(orders.database, "orders", wanted=SMALL, owner=Owner("rewriting"))
     assert len(report.units) == (1 if moment == "published" else 2)
     assert (waits(orders), older(orders)) == (before, [])

@@ -256,7 +256,7 @@ def test_an_expired_load_is_pruned_with_its_files(orders: Store) -> None:
     with orders.resume(begun) as tx:
         bulk.add(tx, orders, many(10))
     with orders.database.begin() as work:
-        queries.invalid.end_all(work)
+        queries.registrations.end_all(work)
     assert vacuum_segments(orders.database, grace_seconds=0).files == 0  # its rows refer to them
     maintain(orders.database)
     assert not files(orders)

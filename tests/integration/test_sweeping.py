@@ -28,7 +28,7 @@ from export_queue import (
 from export_queue.core import maintenance
 from export_queue.core.maintenance import safe_floor, tombstones
 from export_queue.core.sinks import CompositeSink
-from export_queue.core.store.queries import floors
+from export_queue.core.store.queries import cleanup
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def commit_between(store: Store, monkeypatch: pytest.MonkeyPatch, commit: Callab
     monkeypatch.setattr(
         store.database.dialect.steps, "take_snapshot", after(store.database.dialect.steps.take_snapshot)
     )
-    monkeypatch.setattr(floors, "lowest_waiting", after(floors.lowest_waiting))
+    monkeypatch.setattr(cleanup, "lowest_pending", after(cleanup.lowest_pending))
     return happened
 
 
@@ -159,7 +159,7 @@ def test_a_letter_that_goes_back_into_its_queue_is_seen(orders: Store, monkeypat
     with orders.database.read() as work:
         execute = work.connection.execute
         monkeypatch.setattr(work.connection, "execute", lambda one: statements.append(str(one)) or execute(one))
-        assert floors.lowest_waiting(work) == (None, seq)
+        assert cleanup.lowest_pending(work) == (None, seq)
     assert len(statements) == 1
 
 

@@ -129,7 +129,7 @@ def commits_held_up(store_url: str) -> Iterator[Callable[[], list[int]]]:
 def clean(store: Store, folder: Path) -> None:
     """Let a day pass, and clean up; what a commit refers to stays, all else goes."""
     with store.database.begin() as work:
-        queries.invalid.end_all(work)
+        queries.registrations.end_all(work)
 
     def is_clean() -> bool:
         maintain(store.database, patience=AT_ONCE)

@@ -50,7 +50,7 @@ from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.queue import subscribe, unsubscribe
 from export_queue.core.segments import compact, fall_back, rewrite, vacuum_segments
 from export_queue.core.store import schema
-from export_queue.core.store.schema_names import prefix_of
+from export_queue.core.store.portable import prefix_of
 
 AT_ONCE = Retry(attempts=1)
 QUEUE = "orders"

@@ -111,9 +111,21 @@ def test_a_room_is_entered_by_its_door() -> None:
     assert PAST_THE_DOOR.keys() - {(found.file, found.module) for found in inner} == set(), "not needed any more"
 
 
-def test_a_room_uses_the_subjects_of_statements_that_it_is_offered() -> None:
-    from export_queue.core.store.queries import OFFERED
+SUBJECTS = {
+    "client": "acts queues registrations reports segments",
+    "drain": "acts layouts monitoring queues readers reports versions",
+    "locks": "locks segments",
+    "maintenance": "acts cleanup locks monitoring outcomes readers registrations reports versions",
+    "observers": "notifications",
+    "queue": "acts compactions dead_letters entries layouts locks queues readers reports segments",
+    "segments": "acts compactions entries layouts readers segments staged_twice vacuum",
+    "tables": "notifications queues",
+    "transactions": "cleanup monitoring outcomes registrations reports",
+}
+"""The subjects of the store's statements that each room uses. A room that needs another one is named here first."""
 
+
+def test_a_room_uses_the_subjects_of_statements_that_it_is_offered() -> None:
     used: dict[str, set[str]] = {}
     for path in modules("core"):
         room = path.relative_to(ROOT).with_suffix("").parts[1]
@@ -121,4 +133,4 @@ def test_a_room_uses_the_subjects_of_statements_that_it_is_offered() -> None:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "queries":
                     used.setdefault(room, set()).add(node.attr)
-    assert used == OFFERED
+    assert {room: " ".join(sorted(subjects)) for room, subjects in used.items()} == SUBJECTS

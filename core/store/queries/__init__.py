@@ -1,93 +1,20 @@
-"""The store's portable statements: one module per subject, whose functions run in an open SQL transaction.
+"""The store's portable statements, one module per subject. The functions run in an open SQL transaction."""
 
-:data:`OFFERED` says which room uses which subjects.
-"""
-
-from collections.abc import Mapping
-
-from export_queue.core.store.queries import (
-    acts,
-    attempts,
-    cleanup,
-    compactions,
-    conflict_keys,
-    dead_letters,
-    entries,
-    floors,
-    invalid,
-    layouts,
-    loads,
-    locks,
-    monitoring,
-    notifications,
-    outcomes,
-    queues,
-    readers,
-    reports,
-    segments,
-    sinks,
-    staged_twice,
-    tallies,
-    vacuum,
-    versions,
-)
-
-OFFERED: Mapping[str, frozenset[str]] = {
-    "client": frozenset({"acts", "invalid", "reports", "segments", "sinks"}),
-    "drain": frozenset(
-        {"acts", "conflict_keys", "layouts", "monitoring", "queues", "readers", "reports", "sinks", "tallies"}
-    ),
-    "locks": frozenset({"attempts", "locks", "segments"}),
-    "maintenance": frozenset(
-        {"acts", "attempts", "cleanup", "floors", "monitoring", "outcomes", "readers", "reports", "versions"}
-    ),
-    "observers": frozenset({"notifications"}),
-    "queue": frozenset(
-        {
-            "acts",
-            "compactions",
-            "dead_letters",
-            "entries",
-            "layouts",
-            "locks",
-            "queues",
-            "readers",
-            "reports",
-            "segments",
-        }
-    ),
-    "segments": frozenset(
-        {"acts", "compactions", "entries", "layouts", "readers", "segments", "staged_twice", "vacuum"}
-    ),
-    "tables": frozenset({"notifications", "queues"}),
-    "transactions": frozenset({"cleanup", "floors", "invalid", "loads", "monitoring", "outcomes", "reports"}),
-}
-"""The subjects that each room of the core uses. A room that needs another one is named here first."""
-
-__all__ = [
-    "OFFERED",
-    "acts",
-    "attempts",
-    "cleanup",
-    "compactions",
-    "conflict_keys",
-    "dead_letters",
-    "entries",
-    "floors",
-    "invalid",
-    "layouts",
-    "loads",
-    "locks",
-    "monitoring",
-    "notifications",
-    "outcomes",
-    "queues",
-    "readers",
-    "reports",
-    "segments",
-    "sinks",
-    "staged_twice",
-    "tallies",
-    "vacuum",
-    "versions",
-]
+from export_queue.core.store.queries import acts as acts
+from export_queue.core.store.queries import cleanup as cleanup
+from export_queue.core.store.queries import compactions as compactions
+from export_queue.core.store.queries import dead_letters as dead_letters
+from export_queue.core.store.queries import entries as entries
+from export_queue.core.store.queries import layouts as layouts
+from export_queue.core.store.queries import locks as locks
+from export_queue.core.store.queries import monitoring as monitoring
+from export_queue.core.store.queries import notifications as notifications
+from export_queue.core.store.queries import outcomes as outcomes
+from export_queue.core.store.queries import queues as queues
+from export_queue.core.store.queries import readers as readers
+from export_queue.core.store.queries import registrations as registrations
+from export_queue.core.store.queries import reports as reports
+from export_queue.core.store.queries import segments as segments
+from export_queue.core.store.queries import staged_twice as staged_twice
+from export_queue.core.store.queries import vacuum as vacuum
+from export_queue.core.store.queries import versions as versions

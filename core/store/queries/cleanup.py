@@ -1,8 +1,8 @@
-"""SQL of clean-up: the horizon, and the rows that may go below it.
+"""SQL of clean-up: its progress, the horizon, and the rows that may be deleted below it.
 
-Below the horizon nothing is in progress and nothing is invalid: every version there is committed, and every
-snapshot that may still read sees all of them. Reads and commits look at the horizon, see the dialects; it is raised
-before anything is deleted, so that no reader sees a deletion without the horizon.
+Below the horizon nothing is in progress and nothing is invalid. Every version there is committed, and every snapshot
+that may still read sees all of them. Reads and commits check the horizon, see the dialects. It is raised before
+anything is deleted, so no reader sees a deletion without the new horizon.
 """
 
 from __future__ import annotations
@@ -13,11 +13,20 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Database, Reading, Work
-from export_queue.core.store.queries.inserts import insert_into
-from export_queue.core.store.queries.tallies import is_tally
-from export_queue.core.store.schema import active, cleanup, idempotency, invalid, low_watermark, store
+from export_queue.core.store.portable import insert_into, prefix_of, schema_of
+from export_queue.core.store.queries.reports import is_tally
+from export_queue.core.store.queries.segments import lowest_seq
+from export_queue.core.store.schema import (
+    active,
+    cleanup,
+    dead_letter,
+    entry,
+    idempotency,
+    invalid,
+    low_watermark,
+    store,
+)
 from export_queue.core.store.schema import table as t
-from export_queue.core.store.schema_names import prefix_of, schema_of
 
 _DEAD_ROWS = """
     select c.relname, c.reltuples, pg_stat_get_dead_tuples(c.oid)
@@ -25,48 +34,45 @@ _DEAD_ROWS = """
     where n.nspname = :schema and c.relkind = 'r' and c.relname like 'xq!_%' escape '!' order by c.relname
 """
 _AHEAD_MS = 3_600_000
-"""Ids that are further ahead of the clock follow one that was wrong."""
+"""Ids further ahead of the clock were drawn while the clock was wrong."""
 TURN = "turn"
-"""The row that is locked by the process whose turn it is."""
+"""The row that the process which cleans up has locked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one subject has come."""
+    """The progress of one subject."""
 
     reached: int
     place: bytes | None
 
 
 def add_subjects(work: Work, subjects: Sequence[str]) -> None:
-    """Make sure that there is a row for the turn and for each subject."""
+    """Add the missing rows of the turn and of subjects."""
     known = set(work.connection.scalars(sa.select(cleanup.c.subject)))
     for subject in sorted({TURN, *subjects} - known):
         work.connection.execute(insert_into(work, cleanup).values(subject=subject, reached=0).on_conflict_do_nothing())
 
 
 def take_turn(work: Work) -> bool:
-    """Make this the one SQL transaction that cleans up; False if another one does.
+    """Make this the one SQL transaction that cleans up; return False if another one does.
 
-    Two at once would wait for each other's rows, and not always in the same order.
+    Two at once could deadlock, since they do not always lock rows in the same order.
     """
     mine = sa.select(cleanup.c.subject).where(cleanup.c.subject == TURN).with_for_update(skip_locked=True)
     return work.connection.execute(mine).first() is not None
 
 
 def progress(work: Work, subject: str) -> Progress:
-    """Read how far a subject has come."""
-    row = work.connection.execute(
-        sa.select(cleanup.c.reached, cleanup.c.place).where(cleanup.c.subject == subject)
-    ).one()
-    return Progress(int(row.reached), row.place)
+    """Read the progress of a subject."""
+    statement = sa.select(cleanup.c.reached, cleanup.c.place).where(cleanup.c.subject == subject)
+    return Progress(*work.connection.execute(statement).one())
 
 
 def save_progress(work: Work, subject: str, state: Progress) -> None:
-    """Note how far a subject has come."""
-    work.connection.execute(
-        cleanup.update().where(cleanup.c.subject == subject).values(reached=state.reached, place=state.place)
-    )
+    """Store the progress of a subject."""
+    mine = cleanup.update().where(cleanup.c.subject == subject)
+    work.connection.execute(mine.values(reached=state.reached, place=state.place))
 
 
 def horizon(work: Reading) -> int:
@@ -75,13 +81,8 @@ def horizon(work: Reading) -> int:
 
 
 def expiry_ms(work: Reading) -> int:
-    """Read the time to which ages of cells may have counted that clean-up has deleted, in milliseconds."""
+    """Read the time, in milliseconds, by which clean-up has judged the ages of deleted cells."""
     return int(work.connection.execute(sa.select(store.c.expiry_ms)).scalar_one())
-
-
-def started_ms(work: Reading, transaction: int) -> int | None:
-    """Read when a long transaction began, in milliseconds; None if it has ended."""
-    return work.connection.execute(sa.select(active.c.started_ms).where(active.c.id == transaction)).scalar()
 
 
 def last_watermark(work: Reading) -> int | None:
@@ -90,32 +91,32 @@ def last_watermark(work: Reading) -> int | None:
 
 
 def add_watermark(work: Work, low: int) -> None:
-    """Record the smallest id that a snapshot, taken before this call, did not see.
+    """Record the smallest id that a snapshot taken before this call did not see.
 
-    Marks of the future go: they were recorded while the clock was wrong, and would vouch for that time.
+    Marks of the future are deleted: they were recorded while the clock was wrong, and would confirm that time.
     """
     now = work.now()
     work.connection.execute(low_watermark.delete().where(low_watermark.c.at_ms > now))
     statement = insert_into(work, low_watermark).values(at_ms=now, low=low)
-    # Either of two in one millisecond is right.
+    # If two are recorded in one millisecond, either is right.
     work.connection.execute(statement.on_conflict_do_update(index_elements=[low_watermark.c.at_ms], set_={"low": low}))
 
 
 def settled_time(work: Reading, *, gap_ms: int) -> int | None:
-    """Find the time of the newest mark that is as old as a gap: all that was old by then is old by two clocks' words.
+    """Find the time of the newest mark that is at least ``gap_ms`` old, in milliseconds; None if there is none.
 
-    :returns: milliseconds; None if no mark is that old.
+    What was old at that time is old according to two readings of the clock.
     """
     mark = low_watermark.c.at_ms
     return work.connection.execute(sa.select(sa.func.max(mark)).where(mark <= work.now() - gap_ms)).scalar()
 
 
 def raise_horizon(work: Work, *, before_ms: int) -> int:
-    """Raise the horizon as far as no live snapshot reaches, and return it.
+    """Raise the horizon to the lowest id that a live snapshot may need, and return it.
 
-    With it comes the time from which ages count. It stays behind the clock as well: ids may be far ahead of that.
+    The time from which ages count is raised too. It also stays behind the clock, since ids may be far ahead of it.
 
-    :param before_ms: younger marks do not count: a transaction without an active row may read since then.
+    :param before_ms: younger marks are ignored, since a transaction without an active row may have read since then.
     """
     old = low_watermark.c.at_ms <= before_ms
     bounds = work.connection.execute(
@@ -137,19 +138,27 @@ def raise_horizon(work: Work, *, before_ms: int) -> int:
 
 
 def tables_without_keys(work: Work) -> list[tuple[int, int | None]]:
-    """Read the tables whose cells no conflict key leads to, or which expire: number, time to live in milliseconds."""
-    statement = (
-        sa.select(t.c.number, t.c.ttl_ms)
-        .where(sa.or_(t.c.conflict == "none", t.c.ttl_ms.is_not(None)))
-        .order_by(t.c.number)
-    )
+    """Read the tables whose cells have no conflict keys, or expire: number, time to live in milliseconds."""
+    wanted = sa.or_(t.c.conflict == "none", t.c.ttl_ms.is_not(None))
+    statement = sa.select(t.c.number, t.c.ttl_ms).where(wanted).order_by(t.c.number)
     return [(number, ttl_ms) for number, ttl_ms in work.connection.execute(statement)]
+
+
+def lowest_pending(work: Reading) -> tuple[int | None, int | None]:
+    """Find the lowest seq of all entries of all queues, including staged rows, and of all dead letters.
+
+    Both come from one statement, hence of one moment: an entry may become a letter, or a letter an entry again.
+    """
+    entries = sa.select(sa.func.min(entry.c.seq)).scalar_subquery()
+    letters = sa.select(sa.func.min(dead_letter.c.seq)).scalar_subquery()
+    found = work.connection.execute(sa.select(entries, lowest_seq(), letters)).one()
+    return min((seq for seq in found[:2] if seq is not None), default=None), found[2]
 
 
 def delete_idempotency_keys(work: Work, *, before_ms: int, tallies_before_ms: int, limit: int) -> int:
     """Delete idempotency keys that were committed before a time, and tallies that were begun before another one.
 
-    An id tells a time, too, which goes back with no clock. One that is far ahead of the clock tells nothing.
+    The id must be old as well, since ids never go back with the clock. Ids far ahead of the clock do not count.
     """
     oldest = sa.case((is_tally(idempotency.c.idempotency_key), tallies_before_ms), else_=before_ms)
     ahead = (work.now() + _AHEAD_MS) * 1_000_000
@@ -168,13 +177,12 @@ def delete_idempotency_keys(work: Work, *, before_ms: int, tallies_before_ms: in
 
 
 def vacuum(database: Database, deleted: Mapping[str, int], *, after: int) -> None:
-    """Reclaim the space of dead rows, where they are many for their table's size and the database does not by itself.
+    """Vacuum the tables of a PostgreSQL store that have many dead rows for their size.
 
-    What other runs, drains and commits have left dead counts too. Needs the owner's rights; without them, or during
-    another vacuum, nothing happens.
+    The role must own the tables. Without that right, or during another vacuum, nothing happens.
 
-    :param deleted: rows that this run has deleted, by table, of which the server may not know yet.
-    :param after: dead rows of a table from which on it is worth it.
+    :param deleted: rows that this run has deleted, by table, which the server may not count yet.
+    :param after: number of dead rows above which a table is vacuumed.
     """
     if database.dialect.name != "postgresql":
         return

@@ -1,8 +1,8 @@
-"""SQL about compactions: segments that stand for others, which they hide from one reader.
+"""SQL about compactions: segments that replace others, which are hidden from one reader.
 
-A merged segment stands for those that name it. Segments that were rewritten into another layout stand for their inputs
-all together: these name the transaction, and :data:`ALL` in the place of a number. Those of its segments that were made
-of rows stand for nothing.
+A merged segment replaces the hidden segments that name it. The segments of a transaction that rewrites others into
+another layout replace their inputs together: these name the transaction, with :data:`ALL` as the number. Segments made
+of rows only replace no segments.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from export_queue.core.store.schema import segment_done as d
 from export_queue.core.store.schema import segment_reader as r
 
 ALL = 0
-"""In the place of a segment's number: all segments of its transaction together, which are numbered from 1."""
+"""Instead of a segment's number: all segments of its transaction together, which are numbered from 1."""
 _KEYS_AT_ONCE = 300
-"""Segments that one statement names: two parameters each."""
+"""Segments that one statement names, with two parameters each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """A merged segment that is to be published."""
+    """A merged segment to publish."""
 
     segment: Key
     columns: Mapping[str, Any]
@@ -42,12 +42,12 @@ class Merged:
 
 
 def is_published(work: Reading, transaction: int) -> bool:
-    """Tell whether a compaction has taken effect: it leaves merged segments, until these are drained."""
+    """Return whether a compaction has taken effect, as its merged segments show until they are drained."""
     return bool(work.connection.scalar(sa.select(sa.exists().where(c.c.transaction_id == transaction))))
 
 
 def merged(work: Reading, queue: int) -> set[Key]:
-    """Read the names of a reader's merged segments, including drained ones until clean-up deletes them."""
+    """Read the keys of a reader's merged segments, including drained ones until clean-up deletes them."""
     statement = sa.select(c.c.transaction_id, c.c.number).where(c.c.queue_number == queue)
     return {(int(transaction), int(number)) for transaction, number in work.connection.execute(statement)}
 
@@ -59,11 +59,11 @@ def outputs(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
         .select_from(c.join(g, sa.and_(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)))
         .where(c.c.queue_number == queue, g.c.layout == layout)
     )
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
+    return work.rows(statement)
 
 
 def made_of(work: Reading, segment: Key) -> tuple[int, int]:
-    """Read how many entries of a merged segment were rows, and how many of all its inputs' were coalesced."""
+    """Read how many entries of a merged segment were rows, and how many were dropped by coalescing."""
     statement = sa.select(c.c.row_entries, c.c.coalesced)
     found = work.connection.execute(statement.where(c.c.transaction_id == segment[0], c.c.number == segment[1])).first()
     return (0, 0) if found is None else (int(found[0]), int(found[1]))
@@ -87,51 +87,38 @@ def hide(work: Work, queue: int, replaced: Mapping[Key, Key], *, now_ms: int) ->
     :returns: how many of the segments were pending.
     """
     keys = sorted(replaced)
-    rows = [
-        {
-            "queue_number": queue,
-            **_named(key),
-            "by_transaction": replaced[key][0],
-            "by_number": replaced[key][1],
-            "hidden_ms": now_ms,
-        }
-        for key in keys
-    ]
+    columns = ("queue_number", "transaction_id", "number", "by_transaction", "by_number", "hidden_ms")
+    rows = [dict(zip(columns, (queue, *key, *replaced[key], now_ms), strict=True)) for key in keys]
     work.connection.execute(h.insert(), rows)
-    return sum(
-        work.connection.execute(
-            r.delete().where(r.c.queue_number == queue, _key(r).in_(keys[start : start + _KEYS_AT_ONCE]))
-        ).rowcount
-        for start in range(0, len(keys), _KEYS_AT_ONCE)
-    )
+    blocks = (keys[start : start + _KEYS_AT_ONCE] for start in range(0, len(keys), _KEYS_AT_ONCE))
+    of_reader = r.delete().where(r.c.queue_number == queue)
+    return sum(work.connection.execute(of_reader.where(_key(r).in_(block))).rowcount for block in blocks)
 
 
-def bring_back(work: Work, queue: int, by: Key) -> int:
-    """Let the segments wait again for which a merged one stands, and forget that one; returns how many these are."""
-    of_output = (h.c.queue_number == queue, h.c.by_transaction == by[0], h.c.by_number == by[1])
-    found = _show(work, of_output)
-    for table in (r, d):
-        gone = (table.c.queue_number == queue, table.c.transaction_id == by[0], table.c.number == by[1])
-        work.connection.execute(table.delete().where(*gone))
-    for table in (c, g):
-        work.connection.execute(table.delete().where(table.c.transaction_id == by[0], table.c.number == by[1]))
+def restore(work: Work, queue: int, by: Key) -> int:
+    """Make the segments that a merged one replaces pending again, and delete it; return how many there are."""
+    found = _restore(work, queue, by)
+    _delete(work, by)
     return found
 
 
-def _show(work: Work, of: Sequence[sa.ColumnElement[bool]]) -> int:
-    """Let hidden segments wait again; returns how many these are."""
-    # Their rows are locked: clean-up that is forgetting them is waited for, and one that comes now finds them gone.
-    inputs = work.connection.execute(
-        sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(*of).with_for_update()
-    ).mappings()
-    if found := [dict(row) for row in inputs]:
+def _delete(work: Work, output: Key) -> None:
+    for table in (r, d, c, g):  # an output has one reader
+        work.connection.execute(table.delete().where(table.c.transaction_id == output[0], table.c.number == output[1]))
+
+
+def _restore(work: Work, queue: int, by: Key) -> int:
+    of = (h.c.queue_number == queue, h.c.by_transaction == by[0], h.c.by_number == by[1])
+    # Locking the rows waits for a clean-up that is deleting them; a later clean-up finds them gone.
+    found = work.rows(sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(*of).with_for_update())
+    if found:
         work.connection.execute(r.insert(), found)
     work.connection.execute(h.delete().where(*of))
     return len(found)
 
 
 def rewritten(work: Reading, queue: int, transaction: int) -> list[Key]:
-    """Read which of the segments that a transaction has rewritten of others the reader has still to read."""
+    """Read which of the segments that a transaction made by rewriting others are pending for the reader."""
     statement = (
         sa.select(r.c.transaction_id, r.c.number)
         .select_from(r.join(c, sa.and_(c.c.transaction_id == r.c.transaction_id, c.c.number == r.c.number)))
@@ -142,7 +129,7 @@ def rewritten(work: Reading, queue: int, transaction: int) -> list[Key]:
 
 
 def layouts_moved_from(work: Reading, queue: int, transaction: int) -> dict[int, int]:
-    """Count by layout the segments that are hidden by all that a transaction has rewritten."""
+    """Count by layout the segments that a transaction has replaced by rewriting."""
     statement = (
         sa.select(g.c.layout, sa.func.count())
         .select_from(h.join(g, sa.and_(g.c.transaction_id == h.c.transaction_id, g.c.number == h.c.number)))
@@ -152,34 +139,32 @@ def layouts_moved_from(work: Reading, queue: int, transaction: int) -> dict[int,
     return {int(layout): int(number) for layout, number in work.connection.execute(statement)}
 
 
-def bring_back_all(work: Work, queue: int, transaction: int) -> int:
-    """Let the segments wait again which a transaction has rewritten, and forget what it has made of them.
+def restore_all(work: Work, queue: int, transaction: int) -> int:
+    """Make the segments that a transaction has rewritten pending again, and delete the new ones.
 
-    :returns: how many wait again.
+    :returns: how many segments are pending again.
     """
-    for _, number in rewritten(work, queue, transaction):
-        for table in (r, d, c, g):  # which has one reader
-            of_output = (table.c.transaction_id == transaction, table.c.number == number)
-            work.connection.execute(table.delete().where(*of_output))
-    return _show(work, (h.c.queue_number == queue, h.c.by_transaction == transaction, h.c.by_number == ALL))
+    for output in rewritten(work, queue, transaction):
+        _delete(work, output)
+    return _restore(work, queue, (transaction, ALL))
 
 
 def stamp(work: Reading, queue: int) -> tuple[int, int]:
-    """Read what is another one once something was merged or rewritten for a reader."""
+    """Read two numbers that change whenever segments are merged or rewritten for a reader."""
     statement = sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(c.c.transaction_id), 0))
     count, last = work.connection.execute(statement.where(c.c.queue_number == queue)).one()
     return int(count), int(last)
 
 
 def hidden(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
-    """Read the segments that others have replaced for a reader: their columns, and by which, in the order of ids."""
+    """Read a reader's replaced segments in the order of ids: their columns, what has replaced them, and when."""
     statement = (
         sa.select(g, h.c.by_transaction, h.c.by_number, h.c.hidden_ms)
         .select_from(h.join(g, sa.and_(g.c.transaction_id == h.c.transaction_id, g.c.number == h.c.number)))
         .where(h.c.queue_number == queue, g.c.layout == layout)
         .order_by(h.c.transaction_id, h.c.number)
     )
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
+    return work.rows(statement)
 
 
 def _named(segment: Key) -> dict[str, int]:

@@ -12,32 +12,26 @@ from export_queue.core.store.schema import dead_letter as d
 from export_queue.core.store.schema import entry as e
 
 _BLOCK = 300
-"""Letters per statement where they are named one by one: 2 parameters each, well below SQLite's limit."""
+"""Letters that one statement names: 2 parameters each, well below SQLite's limit."""
 
 Selection = Mapping[str, Any]
-"""Column and value; a letter is meant if all of them are its own."""
+"""Values of columns that a selected letter has."""
 
 _order = sa.tuple_(d.c.seq, d.c.key)
 _everything_but_the_value = [column for column in d.c if column.name != "value"]
 
 
 def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Keep entries as dead letters; a letter that is there already keeps its first reason.
-
-    :returns: how many were not there.
-    """
+    """Store entries as dead letters and return how many are new; an existing letter keeps its first reason."""
     if not rows:
         return 0
-    keys = sa.tuple_(d.c.key, d.c.seq)
     number = rows[0]["queue_number"]
-    wanted = [(row["key"], row["seq"]) for row in rows]
-    there: set[tuple[bytes, int]] = set()
-    for start in range(0, len(wanted), _BLOCK):
-        block = wanted[start : start + _BLOCK]
-        found = work.connection.execute(sa.select(d.c.key, d.c.seq).where(d.c.queue_number == number, keys.in_(block)))
-        there |= {(bytes(key), seq) for key, seq in found}
+    known: set[tuple[int, bytes]] = set()
+    for block in _blocks([(row["seq"], row["key"]) for row in rows]):
+        stored = sa.select(d.c.seq, d.c.key).where(d.c.queue_number == number, _order.in_(block))
+        known |= {(seq, bytes(key)) for seq, key in work.connection.execute(stored)}
     now = work.now()
-    fresh = [dict(row, dead_since_ms=now) for row in rows if (row["key"], row["seq"]) not in there]
+    fresh = [dict(row, dead_since_ms=now) for row in rows if (row["seq"], row["key"]) not in known]
     if fresh:
         work.connection.execute(d.insert(), fresh)
     return len(fresh)
@@ -52,13 +46,15 @@ def select_dead(
     limit: int,
     values: bool,
 ) -> list[Mapping[str, Any]]:
-    """Read dead letters, oldest entries first, from after a seq and key on; the length of a value always."""
+    """Read dead letters after a seq and key, oldest entries first, with the length of each value.
+
+    :param values: whether the values themselves are read.
+    """
     columns = [*d.c] if values else _everything_but_the_value
     statement = sa.select(*columns, sa.func.length(d.c.value).label("value_bytes")).where(*_meant(queue, selection))
     if after is not None:
         statement = statement.where(_order > sa.tuple_(sa.literal(after[0], sa.BigInteger), sa.literal(after[1])))
-    statement = statement.order_by(d.c.seq, d.c.key).limit(limit)
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
+    return work.rows(statement.order_by(d.c.seq, d.c.key).limit(limit))
 
 
 def count_dead(work: Reading, queue: int, selection: Selection) -> int:
@@ -68,11 +64,11 @@ def count_dead(work: Reading, queue: int, selection: Selection) -> int:
 
 
 def requeue_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) -> int:
-    """Make entries of dead letters again, each with its own seq; returns how many were still there."""
+    """Turn dead letters back into entries with their own seqs; return how many of the letters still existed."""
     moved = 0
     names = [column.name for column in e.c]
     for block in _blocks(letters):
-        # locked first: a letter that is dropped at this moment is not put back
+        # Locked first, so that a letter which is dropped at this moment is not restored.
         locked = sa.select(d.c.seq, d.c.key).where(d.c.queue_number == queue, _order.in_(block)).with_for_update()
         found = [(seq, bytes(key)) for seq, key in work.connection.execute(locked)]
         if found:
@@ -85,7 +81,7 @@ def requeue_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) -
 
 
 def delete_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) -> int:
-    """Delete dead letters; returns how many were still there."""
+    """Delete dead letters; return how many of them still existed."""
     return sum(
         work.connection.execute(d.delete().where(d.c.queue_number == queue, _order.in_(block))).rowcount
         for block in _blocks(letters)

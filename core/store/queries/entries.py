@@ -8,42 +8,26 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
-from export_queue.core.store.queries.id_lists import visible_ids
+from export_queue.core.store.portable import visible_ids
 from export_queue.core.store.schema import dead_letter as d
 from export_queue.core.store.schema import entry as e
 from export_queue.core.store.seams import EntryKey
 from export_queue.core.store.snapshot import Snapshot
 
 _REMOVE_BLOCK = 300
-"""Entries per statement where they are removed one by one: 3 parameters each, well below SQLite's limit."""
+"""Entries that one statement names: 3 parameters each, well below SQLite's limit."""
 
+_order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
 _bytes_of = sa.func.length(e.c.key) + sa.func.coalesce(sa.func.length(e.c.value), 0)
 
 
 def visible(work: Reading, snapshot: Snapshot) -> sa.ColumnElement[bool]:
-    """Say which entries a snapshot sees: the predicate of every removal."""
+    """Build the condition that a snapshot sees an entry; every removal has it."""
     return visible_ids(work, e.c.seq, snapshot)
 
 
 def _of(queue: int, layout: int) -> sa.ColumnElement[bool]:
     return sa.and_(e.c.queue_number == queue, e.c.layout == layout)
-
-
-def select_entries(
-    work: Reading,
-    queue: int,
-    layout: int,
-    snapshot: Snapshot,
-    *,
-    first: int,
-    end: int,
-    after: EntryKey | None,
-    rows: int,
-) -> list[tuple[int, bytes, int, bytes | None]]:
-    """Read visible entries of a bucket interval in the order of their keys, from after a position on."""
-    return work.database.dialect.steps.select_entries(
-        work.connection, queue, layout, snapshot, first=first, end=end, after=after, rows=rows
-    )
 
 
 def select_waiting(
@@ -59,7 +43,7 @@ def select_waiting(
     """Read the first visible entries in the order of their keys: bucket, key, seq, bytes of the value, value.
 
     :param place: bucket and key of the entries; None for all.
-    :param values: whether the values are read; None stands for each where not.
+    :param values: whether the values are read; otherwise they are None.
     """
     value = e.c.value if values else sa.null()
     statement = (
@@ -75,14 +59,9 @@ def select_waiting(
 def hidden_seqs(
     work: Reading, queue: int, layout: int, snapshot: Snapshot, *, place: tuple[int, bytes], rows: int
 ) -> list[int]:
-    """Read the sequences of a key's entries that a snapshot does not see."""
-    statement = (
-        sa.select(e.c.seq)
-        .where(_of(queue, layout), sa.not_(visible(work, snapshot)), *_at(place))
-        .order_by(e.c.seq)
-        .limit(rows)
-    )
-    return [int(seq) for seq in work.connection.execute(statement).scalars()]
+    """Read the seqs of a key's entries that a snapshot does not see."""
+    hidden = sa.select(e.c.seq).where(_of(queue, layout), sa.not_(visible(work, snapshot)), *_at(place))
+    return [int(seq) for seq in work.connection.scalars(hidden.order_by(e.c.seq).limit(rows))]
 
 
 def _at(place: tuple[int, bytes] | None) -> tuple[sa.ColumnElement[bool], ...]:
@@ -91,13 +70,12 @@ def _at(place: tuple[int, bytes] | None) -> tuple[sa.ColumnElement[bool], ...]:
 
 def delete_span(work: Work, queue: int, layout: int, snapshot: Snapshot, first: EntryKey, last: EntryKey) -> int:
     """Remove the entries that the snapshot sees between two positions, both included."""
-    order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
     statement = e.delete().where(
         _of(queue, layout),
         e.c.bucket >= first[0],
         e.c.bucket <= last[0],
-        order >= _key(first),
-        order <= _key(last),
+        _order >= _key(first),
+        _order <= _key(last),
         visible(work, snapshot),
     )
     return work.connection.execute(statement).rowcount
@@ -106,10 +84,9 @@ def delete_span(work: Work, queue: int, layout: int, snapshot: Snapshot, first: 
 def delete_entries(work: Work, queue: int, layout: int, keys: Sequence[EntryKey]) -> int:
     """Remove entries one by one."""
     removed = 0
-    order = sa.tuple_(e.c.bucket, e.c.key, e.c.seq)
     for start in range(0, len(keys), _REMOVE_BLOCK):
         block = list(keys[start : start + _REMOVE_BLOCK])
-        removed += work.connection.execute(e.delete().where(_of(queue, layout), order.in_(block))).rowcount
+        removed += work.connection.execute(e.delete().where(_of(queue, layout), _order.in_(block))).rowcount
     return removed
 
 
@@ -119,19 +96,10 @@ def _key(key: EntryKey) -> Any:
     )
 
 
-def count_by_unit(
-    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, buckets_per_range: int
-) -> list[tuple[int, int, int, int]]:
-    """Sum up visible entries of a bucket interval per unit: unit number, entries, bytes, lowest seq."""
-    statement = by_unit(work, queue, layout, snapshot, first=first, end=end, buckets_per_range=buckets_per_range)
-    found = work.connection.execute(statement.order_by("unit"))
-    return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in found]
-
-
 def by_unit(
     work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, buckets_per_range: int
 ) -> sa.Select[Any]:
-    """Build the statement of :func:`count_by_unit`."""
+    """Build the statement that sums up the visible entries of a bucket interval by unit."""
     unit = e.c.bucket.op("/")(sa.literal_column(str(int(buckets_per_range)))).label("unit")
     return (
         sa.select(
@@ -145,6 +113,15 @@ def by_unit(
     )
 
 
+def count_by_unit(
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, buckets_per_range: int
+) -> list[tuple[int, int, int, int]]:
+    """Sum up the visible entries of a bucket interval by unit: unit number, entries, bytes, lowest seq."""
+    statement = by_unit(work, queue, layout, snapshot, first=first, end=end, buckets_per_range=buckets_per_range)
+    found = work.connection.execute(statement.order_by("unit"))
+    return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in found]
+
+
 def every_nth_key(work: Reading, queue: int, layout: int, snapshot: Snapshot, *, bucket: int, step: int) -> list[bytes]:
     """Read the keys of a bucket's visible entries number ``step``, ``2 * step`` and so on."""
     number = sa.func.row_number().over(order_by=(e.c.key, e.c.seq))
@@ -154,13 +131,13 @@ def every_nth_key(work: Reading, queue: int, layout: int, snapshot: Snapshot, *,
         .subquery()
     )
     statement = sa.select(numbered.c.key).where(numbered.c.number % step == 0).order_by(numbered.c.number)
-    return [bytes(key) for key in work.connection.execute(statement).scalars()]
+    return [bytes(key) for key in work.connection.scalars(statement)]
 
 
 def largest_value(work: Reading, queue: int) -> int:
-    """Read the bytes of the largest value among a queue's rows, staged ones included, and its dead letters."""
+    """Read the bytes of the largest value among a queue's rows, including staged ones, and its dead letters."""
     sizes = (sa.select(sa.func.max(sa.func.length(t.c.value))).where(t.c.queue_number == queue) for t in (e, d))
-    return max(work.connection.execute(size).scalar() or 0 for size in sizes)
+    return max(work.connection.scalar(size) or 0 for size in sizes)
 
 
 def first_bucket(
@@ -178,5 +155,4 @@ def first_bucket(
     )
     if since is not None:
         statement = statement.where(sa.not_(visible(work, since)))
-    found = work.connection.execute(statement).scalar()
-    return None if found is None else int(found)
+    return work.connection.scalar(statement)

@@ -1,4 +1,7 @@
-"""SQL about locks; whoever locks several rows, locks them in the order of fence and bucket, and then draws no id."""
+"""SQL about locks of queues, requests for them, and attempts of tasks.
+
+A transaction that locks several rows of locks does so in the order of fence and first bucket, and then draws no id.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
-from export_queue.core.store.queries.id_lists import among
+from export_queue.core.store.portable import among, insert_into
 from export_queue.core.store.refusals import removed_subscription
+from export_queue.core.store.schema import attempt as t
 from export_queue.core.store.schema import lock as lk
 from export_queue.core.store.schema import lock_request as rq
 from export_queue.core.store.schema import queue as q
@@ -22,7 +26,7 @@ _in_order = (lk.c.fence, lk.c.first_bucket)
 
 
 def serialise_requests(work: Work, queue: int, *, queue_id: str | None = None) -> None:
-    """Let one request for locks of a queue decide at a time; commits hold this row, if at all, by a weaker lock.
+    """Let one request for locks of a queue decide at a time. Commits only take a weaker lock on this row.
 
     :param queue_id: the queue's id, for the error.
     :raises UnknownQueue: it is a subscription that was removed.
@@ -33,17 +37,16 @@ def serialise_requests(work: Work, queue: int, *, queue_id: str | None = None) -
 
 
 def overlapping(work: Reading, queue: int, layout: int, *, first: int, end: int, lock: bool) -> list[Mapping[str, Any]]:
-    """Read the locks that have buckets of an interval, worthless ones too.
+    """Read the locks that overlap a bucket interval, including worthless ones.
 
-    :param lock: whether their rows are locked, so that they stay as they are.
+    :param lock: whether to lock their rows.
     """
     statement = (
         sa.select(lk)
         .where(lk.c.queue_number == queue, lk.c.layout == layout, lk.c.first_bucket < end, lk.c.end_bucket > first)
         .order_by(*_in_order)
     )
-    rows = work.connection.execute(statement.with_for_update() if lock else statement)
-    return [dict(row) for row in rows.mappings()]
+    return work.rows(statement.with_for_update() if lock else statement)
 
 
 def insert(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -52,7 +55,7 @@ def insert(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def select_held(work: Work, places: Iterable[Place], *, now: int, shared: bool) -> set[Place]:
-    """Lock rows; returns those that are neither expired nor revoked."""
+    """Lock the rows of locks and return those that are neither expired nor revoked."""
     statement = (
         sa.select(*_in_order)
         .where(_at(work, places), lk.c.lease_ms > now, lk.c.revoked.is_(False))
@@ -63,7 +66,7 @@ def select_held(work: Work, places: Iterable[Place], *, now: int, shared: bool) 
 
 
 def extend(work: Work, places: Iterable[Place], *, lease_ms: int) -> None:
-    """Move the end of leases whose rows are locked."""
+    """Set the end of leases whose rows are locked."""
     work.connection.execute(lk.update().where(_at(work, places)).values(lease_ms=lease_ms))
 
 
@@ -80,18 +83,22 @@ def delete_of_attempt(work: Work, task: str, attempt: str, *, queue: int, layout
 
 
 def _delete(work: Work, chosen: sa.ColumnElement[bool]) -> None:
-    work.connection.execute(sa.select(*_in_order).where(chosen).order_by(*_in_order).with_for_update())
+    _lock_rows(work, chosen)
     work.connection.execute(lk.delete().where(chosen))
 
 
-def attempts_of(work: Reading, task: str) -> set[str]:
+def _lock_rows(work: Work, chosen: sa.ColumnElement[bool]) -> None:
+    work.connection.execute(sa.select(*_in_order).where(chosen).order_by(*_in_order).with_for_update())
+
+
+def holders(work: Reading, task: str) -> set[str]:
     """Read which attempts of a task have locks, of any queue."""
     return set(work.connection.scalars(sa.select(lk.c.attempt).where(lk.c.task == task).distinct()))
 
 
-def attempts_and_waiting(work: Reading, task: str, *, queue: int) -> tuple[set[str], bool]:
-    """Read which attempts of a task have locks of a queue or wait for some, and whether anybody waits for any."""
-    # By a sum, for which there is no index: SQLite would read all locks of the queue, of which a task has few.
+def holders_and_waiting(work: Reading, task: str, *, queue: int) -> tuple[set[str], bool]:
+    """Read which attempts of a task have or request locks of a queue, and whether anybody requests any."""
+    # A sum has no index. With one, SQLite would read all locks of the queue, of which a task has few.
     holding = sa.select(lk.c.attempt, sa.literal(0)).where(lk.c.task == task, lk.c.queue_number + 0 == queue)
     waiting = sa.select(sa.case((rq.c.task == task, rq.c.attempt)), sa.literal(1)).where(rq.c.queue_number == queue)
     found = list(work.connection.execute(sa.union(holding, waiting)))
@@ -99,18 +106,27 @@ def attempts_and_waiting(work: Reading, task: str, *, queue: int) -> tuple[set[s
 
 
 def holds_any(work: Reading, task: str, attempt: str, *, now: int) -> bool:
-    """Tell whether an attempt holds a lock, of any queue."""
+    """Return whether an attempt holds a lock, of any queue."""
     held = (lk.c.task == task, lk.c.attempt == attempt, lk.c.lease_ms > now, lk.c.revoked.is_(False))
     return bool(work.connection.scalar(sa.select(sa.exists().where(*held))))
 
 
 def revoke(work: Work, task: str, attempts: Collection[str]) -> int:
-    """Mark all locks of attempts as revoked, and forget their requests; returns how many were not."""
-    chosen = sa.and_(lk.c.task == task, lk.c.attempt.in_(sorted(attempts)), lk.c.revoked.is_(False))
-    work.connection.execute(sa.select(*_in_order).where(chosen).order_by(*_in_order).with_for_update())
-    # Behind the locks' rows, as requests do that forget those whose waiters are gone.
-    wait = sa.and_(rq.c.task == task, rq.c.attempt.in_(sorted(attempts)))
-    work.connection.execute(rq.delete().where(wait))
+    """Revoke attempts, their locks and their requests, including attempts that have not begun.
+
+    :returns: how many locks were revoked.
+    """
+    names, now = sorted(attempts), work.now()
+    if names:
+        statement = insert_into(work, t).on_conflict_do_update(
+            index_elements=[t.c.task, t.c.attempt], set_={"revoked": True, "at_ms": now}
+        )
+        rows = [{"task": task, "attempt": name, "revoked": True, "at_ms": now} for name in names]
+        work.connection.execute(statement, rows)
+    chosen = sa.and_(lk.c.task == task, lk.c.attempt.in_(names), lk.c.revoked.is_(False))
+    _lock_rows(work, chosen)
+    # After the rows of locks, as in requests that delete those whose owners are gone.
+    work.connection.execute(rq.delete().where(rq.c.task == task, rq.c.attempt.in_(names)))
     return work.connection.execute(lk.update().where(chosen).values(revoked=True)).rowcount
 
 
@@ -120,49 +136,67 @@ def revoke_at(work: Work, places: Collection[Place]) -> None:
         work.connection.execute(lk.update().where(_at(work, places)).values(revoked=True))
 
 
-def of_queue(work: Reading, queue: int, *, now: int) -> list[Mapping[str, Any]]:
-    """Read the live locks of a queue."""
-    statement = (
-        sa.select(lk)
-        .where(lk.c.queue_number == queue, lk.c.lease_ms > now, lk.c.revoked.is_(False))
-        .order_by(lk.c.first_bucket, lk.c.fence)
-    )
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
-
-
-def on_record(work: Reading, queue: int) -> list[Mapping[str, Any]]:
-    """Read all locks of a queue, expired and revoked ones too."""
-    statement = sa.select(lk).where(lk.c.queue_number == queue).order_by(lk.c.layout, lk.c.first_bucket, lk.c.fence)
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
+def of_queue(work: Reading, queue: int, *, now: int | None = None) -> list[Mapping[str, Any]]:
+    """Read the locks of a queue: those that are held at a time, or all."""
+    statement = sa.select(lk).where(lk.c.queue_number == queue)
+    if now is not None:
+        statement = statement.where(lk.c.lease_ms > now, lk.c.revoked.is_(False))
+    return work.rows(statement.order_by(lk.c.layout, lk.c.first_bucket, lk.c.fence))
 
 
 def requests(work: Reading, queue: int, layout: int | None = None) -> list[Mapping[str, Any]]:
-    """Read the requests that wait for locks of a queue, the oldest first, also those that count no more."""
+    """Read the requests for locks of a queue, oldest first, including expired ones."""
     statement = sa.select(rq).where(rq.c.queue_number == queue).order_by(rq.c.number)
-    rows = work.connection.execute(statement if layout is None else statement.where(rq.c.layout == layout))
-    return [dict(row) for row in rows.mappings()]
+    return work.rows(statement if layout is None else statement.where(rq.c.layout == layout))
 
 
 def insert_request(work: Work, row: Mapping[str, Any]) -> None:
-    """Let a request wait."""
+    """Add a request."""
     work.connection.execute(rq.insert().values(**row))
 
 
 def refresh_request(work: Work, number: int, *, until_ms: int) -> bool:
-    """Let a request wait on; tells whether it is still there."""
+    """Extend a request; return whether it still exists."""
     return bool(work.connection.execute(rq.update().where(rq.c.number == number).values(until_ms=until_ms)).rowcount)
 
 
 def delete_requests(work: Work, numbers: Collection[int]) -> None:
-    """Forget requests."""
+    """Delete requests."""
     if numbers:
         work.connection.execute(rq.delete().where(rq.c.number.in_(sorted(numbers))))
 
 
 def _at(work: Reading, places: Iterable[Place]) -> sa.ColumnElement[bool]:
-    # One parameter for all buckets of a claim: neither database takes one for each of many thousands.
+    # One parameter for all buckets of a claim: neither database accepts many thousands of parameters.
     by_fence: defaultdict[int, list[int]] = defaultdict(list)
     for fence, first in places:
         by_fence[fence].append(first)
     parts = [sa.and_(lk.c.fence == fence, among(work, lk.c.first_bucket, firsts)) for fence, firsts in by_fence.items()]
     return sa.or_(sa.false(), *parts)
+
+
+def known_attempts(work: Reading, task: str, *, lock: bool) -> list[Mapping[str, Any]]:
+    """Read the recorded attempts of a task in the order of their names, and optionally lock their rows."""
+    columns = (t.c.attempt, t.c.submission, t.c.queue_number, t.c.revoked)
+    statement = sa.select(*columns).where(t.c.task == task).order_by(t.c.attempt)
+    return work.rows(statement.with_for_update() if lock else statement)
+
+
+def add_attempt(work: Work, queue: int, task: str, attempt: str, *, submission: str | None) -> None:
+    """Record that an attempt has begun, unless it is recorded."""
+    row = {"task": task, "attempt": attempt, "submission": submission, "queue_number": queue}
+    statement = insert_into(work, t).values(**row, revoked=False, at_ms=work.now())
+    work.connection.execute(statement.on_conflict_do_nothing())
+
+
+def forget_attempts(work: Work, task: str, attempts: Collection[str]) -> None:
+    """Delete attempts that have ended, but no revoked ones."""
+    work.connection.execute(
+        t.delete().where(t.c.task == task, t.c.attempt.in_(sorted(attempts)), t.c.revoked.is_(False))
+    )
+
+
+def delete_old_attempts(work: Work, *, before_ms: int, limit: int) -> int:
+    """Delete attempts that began, or were revoked, before a time."""
+    old = sa.select(t.c.task, t.c.attempt).where(t.c.at_ms < before_ms).order_by(t.c.at_ms).limit(limit)
+    return work.connection.execute(t.delete().where(sa.tuple_(t.c.task, t.c.attempt).in_(old))).rowcount

@@ -1,7 +1,4 @@
-"""SQL of the figures for monitoring, the same as in the public views.
-
-A queue with subscriptions has no figures of its own.
-"""
+"""SQL of the figures for monitoring, the same as in the public views. A queue with subscriptions has no figures."""
 
 from __future__ import annotations
 
@@ -12,19 +9,10 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading
 from export_queue.core.store.queries import segments
-from export_queue.core.store.schema import (
-    active,
-    dead_letter,
-    entry,
-    invalid,
-    lock,
-    low_watermark,
-    queue,
-    store,
-)
+from export_queue.core.store.schema import active, dead_letter, entry, invalid, lock, low_watermark, queue, store
 from export_queue.core.store.schema import dead_letter_audit as a
 
-# A table and no light sa.table(), which would not be looked for in the store's schema.
+# A real table: a lightweight sa.table() would not be found in the store's schema.
 _holders = sa.Table(
     "horizon_holders",
     sa.MetaData(),
@@ -35,7 +23,7 @@ _holders = sa.Table(
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A transaction in progress, or an invalid id, and how far down it keeps the horizon."""
+    """A transaction in progress, or an invalid id, and the bound that it sets to the horizon."""
 
     id: int
     kind: str
@@ -45,7 +33,7 @@ class Holder:
 
 
 def holders(work: Reading) -> list[Holder]:
-    """Read all that keeps the horizon from rising, the lowest first."""
+    """Read what keeps the horizon from rising, lowest bound first."""
     h = _holders.c
     statement = sa.select(h.id, h.kind, h.low, h.started_ms, h.client).order_by(h.low, h.id)
     return [Holder(*row) for row in work.connection.execute(statement)]
@@ -60,7 +48,7 @@ def horizon_and_mark(work: Reading) -> tuple[int, int | None]:
 
 def count_entries(work: Reading) -> list[tuple[str, int, int | None]]:
     """Count each queue's committed entries: queue, entries, lowest seq."""
-    # The ids in progress and invalid are few, so they are looked up once and not for each entry.
+    # Ids in progress and invalid ids are few, so they are read once and not for each entry.
     live = sa.and_(
         entry.c.queue_number == queue.c.number,
         entry.c.seq.not_in(sa.select(active.c.id)),
@@ -82,21 +70,17 @@ def count_entries(work: Reading) -> list[tuple[str, int, int | None]]:
 
 
 def missing_loads(work: Reading) -> dict[str, int]:
-    """Tell of each subscription that came later than its queue whether its first load is missing: 1 if it is."""
+    """Read for each subscription that is younger than its queue whether its first load is missing: 1 if so."""
     statement = sa.select(queue.c.id, queue.c.first_load).where(queue.c.first_load.is_not(None)).order_by(queue.c.id)
     return {name: int(state == "missing") for name, state in work.connection.execute(statement)}
 
 
 def count_losses(work: Reading, losses: Collection[str]) -> dict[str, int]:
-    """Count, for each reader, the acts after which its sink lacks something and that nothing has made good.
+    """Count for each reader the uncleared acts after which its sink lacks entries.
 
-    The removal of a subscription leaves such an act to its queue.
+    The removal of a subscription is such an act of its queue.
     """
-    is_open = sa.and_(
-        a.c.queue == queue.c.id,
-        a.c.act.in_(losses),
-        a.c.cleared_ms.is_(None),
-    )
+    is_open = sa.and_(a.c.queue == queue.c.id, a.c.act.in_(losses), a.c.cleared_ms.is_(None))
     statement = (
         sa.select(queue.c.id, sa.func.count(a.c.id))
         .select_from(queue.outerjoin(a, is_open))
@@ -113,7 +97,7 @@ def count_dead_letters(work: Reading) -> dict[str, int]:
 
 
 def count_locks(work: Reading, *, now: int) -> dict[str, int]:
-    """Count each queue's locks whose lease runs."""
+    """Count each queue's held locks."""
     held = sa.and_(lock.c.queue_number == queue.c.number, lock.c.lease_ms > now, lock.c.revoked.is_(False))
     return _count(work, lock, held, lock.c.fence)
 

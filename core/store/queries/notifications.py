@@ -1,4 +1,4 @@
-"""SQL about notifications, the columns that have observers, and observers that failed."""
+"""SQL about notifications, observed columns, and failed observers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
-from export_queue.core.store.queries.id_lists import not_among, visible_ids
-from export_queue.core.store.queries.inserts import insert_into
+from export_queue.core.store.portable import insert_into, not_among, visible_ids
 from export_queue.core.store.schema import notification as n
 from export_queue.core.store.schema import observed as o
 from export_queue.core.store.schema import observer_failure as f
@@ -21,7 +20,7 @@ NotificationKey = tuple[int, bytes]
 """Version and row: the order of one column's notifications, oldest first."""
 
 FURTHEST_MS = 3_600_000
-"""An observer that is to be called still later failed while the clock was ahead, and is called now."""
+"""If a retry is due even later than this, the observer failed while the clock was ahead; it is called now."""
 
 
 def observed_columns(work: Reading) -> list[tuple[int, bytes, str]]:
@@ -30,20 +29,20 @@ def observed_columns(work: Reading) -> list[tuple[int, bytes, str]]:
 
 
 def observed_names(work: Reading) -> list[tuple[str, bytes]]:
-    """Read the names of the tables and columns that are observed, in their order."""
+    """Read the names of observed tables and columns, in order."""
     statement = sa.select(t.c.name, o.c.column_key).join_from(o, t, t.c.number == o.c.table_number)
     return [tuple(row) for row in work.connection.execute(statement.order_by(t.c.name, o.c.column_key))]
 
 
 def table_of_observed(work: Reading, table: str, column: bytes) -> tuple[int, str] | None:
-    """Read number and rows' codec of a table; None unless this column of it is observed."""
+    """Read number and row codec of a table; None unless the column is observed."""
     statement = sa.select(t.c.number, t.c.row_codec).join_from(o, t, t.c.number == o.c.table_number)
     found = work.connection.execute(statement.where(t.c.name == table, o.c.column_key == column)).first()
-    return None if found is None else (found[0], found[1])
+    return None if found is None else tuple(found)
 
 
 def add_observed(work: Work, table: int, column: bytes, kind: str) -> str:
-    """Store that a column has observers, unless it is stored; returns the kind that is stored."""
+    """Record that a column has observers, unless that is recorded; return the recorded kind."""
     values = {"table_number": table, "column_key": column, "kind": kind}
     work.connection.execute(insert_into(work, o).values(values).on_conflict_do_nothing())
     statement = sa.select(o.c.kind).where(o.c.table_number == table, o.c.column_key == column)
@@ -53,11 +52,11 @@ def add_observed(work: Work, table: int, column: bytes, kind: str) -> str:
 def due(
     work: Reading, table: int, column: bytes, snapshot: Snapshot, *, after: NotificationKey | None, limit: int
 ) -> list[tuple[int, bytes, int]]:
-    """Read the next notifications of one column that a snapshot sees, oldest first, from behind a key on.
+    """Read the notifications of one column after a key that a snapshot sees, oldest first.
 
     Those whose observer failed and backs off are left out.
 
-    :returns: version, row and failed attempts of each; a row that was written often comes more than once.
+    :returns: version, row and failed attempts of each; a row that was written often may occur more than once.
     """
     order = sa.tuple_(n.c.version, n.c.row_key)
     statement = (
@@ -74,8 +73,8 @@ def due(
 
 
 def count_due(work: Reading, table: int, column: bytes, snapshot: Snapshot, *, limit: int) -> int:
-    """Count the rows of one column that have notifications due in a snapshot, among the first ``limit`` of these."""
-    # The limit is inside: a database that makes rows distinct first would read them all.
+    """Count the rows of one column that have any of the first ``limit`` notifications due in a snapshot."""
+    # The limit is inside, because a database that removes duplicates first would read all rows.
     due_now = _due(work, table, column, snapshot, work.now())
     rows = sa.select(n.c.row_key).select_from(_WITH_FAILURES).where(due_now).limit(limit).subquery()
     return int(work.connection.execute(sa.select(sa.func.count(rows.c.row_key.distinct()))).scalar_one())
@@ -84,11 +83,11 @@ def count_due(work: Reading, table: int, column: bytes, snapshot: Snapshot, *, l
 def due_rows(
     work: Reading, table: int, column: bytes, snapshot: Snapshot, *, now_ms: int, limit: int, most: int
 ) -> tuple[list[bytes], int, int]:
-    """Read the first rows of one column that have notifications due in a snapshot, those that wait longest first.
+    """Read the rows of one column with notifications due in a snapshot, oldest notification first.
 
-    :param limit: rows that are returned.
-    :param most: notifications that are read, the oldest ones.
-    :returns: the rows; how many rows the notifications that were read are on; how many notifications were read.
+    :param limit: maximum number of rows that are returned.
+    :param most: maximum number of notifications that are read, oldest first.
+    :returns: the rows; the number of rows of the notifications that were read; the number of these notifications.
     """
     oldest = (
         sa.select(n.c.version, n.c.row_key)
@@ -110,13 +109,13 @@ def due_rows(
 
 
 def has_newer(work: Reading, table: int, column: bytes, snapshot: Snapshot, *, now_ms: int, since: Snapshot) -> bool:
-    """Tell whether a notification of one column is due in a snapshot that an earlier snapshot did not see."""
+    """Return whether a notification of one column is due that an earlier snapshot did not see."""
     statement = (
         sa.select(n.c.version)
         .select_from(_WITH_FAILURES)
         .where(
             _due(work, table, column, snapshot, now_ms),
-            n.c.version >= since.low,  # the earlier one saw all below; by the index, since all of them may still wait
+            n.c.version >= since.low,  # the earlier one saw all below; uses the index, as all of them may be pending
             sa.not_(visible_ids(work, n.c.version, since)),
         )
     )
@@ -124,8 +123,8 @@ def has_newer(work: Reading, table: int, column: bytes, snapshot: Snapshot, *, n
 
 
 def has_come_due(work: Reading, table: int, column: bytes, snapshot: Snapshot, *, now_ms: int, since_ms: int) -> bool:
-    """Tell whether a notification of one column is due in a snapshot whose observer backed off at an earlier time."""
-    # No join: without statistics a database may go through all notifications instead of the few failures.
+    """Return whether a notification of one column is due whose observer backed off at an earlier time."""
+    # No join: without statistics a database may read all notifications instead of the few failures.
     statement = sa.select(f.c.row_key).where(
         f.c.table_number == table,
         f.c.column_key == column,
@@ -136,13 +135,13 @@ def has_come_due(work: Reading, table: int, column: bytes, snapshot: Snapshot, *
 
 
 def is_set(work: Reading, cell: Cell, snapshot: AnySnapshot) -> bool:
-    """Tell whether a snapshot sees a notification on a cell."""
+    """Return whether a snapshot sees a notification on a cell."""
     statement = sa.select(n.c.version).where(_on(n, cell), _visible(work, snapshot)).limit(1)
     return work.connection.execute(statement).first() is not None
 
 
 def record_failure(work: Work, cell: Cell, *, attempts: int, next_ms: int, error: str) -> None:
-    """Note that an observer failed, and when it is called again; nothing if the notification is gone."""
+    """Record that an observer failed, and when it is called again, unless the notification is gone."""
     failure = {"attempts": attempts, "next_ms": next_ms, "error": error}
     row = sa.select(
         *(sa.literal(part, column.type) for part, column in zip((*cell, *failure.values()), f.c, strict=True))
@@ -157,18 +156,15 @@ def clear_failure(work: Work, cell: Cell) -> None:
 
 
 def failures(work: Reading, *, limit: int) -> list[Mapping[str, Any]]:
-    """Read failures whose notifications still wait, the next to be tried first."""
-    waits = sa.exists().where(
-        n.c.table_number == f.c.table_number, n.c.row_key == f.c.row_key, n.c.column_key == f.c.column_key
-    )
+    """Read failures whose notifications are pending, next retry first."""
     statement = (
         sa.select(t.c.name, t.c.row_codec, f)
         .join_from(f, t, t.c.number == f.c.table_number)
-        .where(waits)
+        .where(sa.exists().where(_SAME_CELL))
         .order_by(f.c.next_ms, f.c.table_number, f.c.row_key)
         .limit(limit)
     )
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
+    return work.rows(statement)
 
 
 _SAME_CELL = sa.and_(f.c.table_number == n.c.table_number, f.c.row_key == n.c.row_key, f.c.column_key == n.c.column_key)

@@ -1,8 +1,8 @@
-"""SQL about the outcomes of commits, and the requests under which they are asked for.
+"""SQL about outcomes of commits, and the requests under which clients ask for them.
 
-A request begins with the time at which its client made it (as version 7 of RFC 9562 has it), so that outcomes
-lie in the order of time and old ones are found without an index of their own. Only times of requests are compared: a
-client whose clock is wrong has its outcomes deleted later, or is told sooner that they are forgotten.
+A request begins with the time at which its client made it (version 7 of RFC 9562), so outcomes are stored in the order
+of time, and old ones are found without a separate index. Only times of requests are compared. The outcomes of a client
+whose clock is wrong are deleted later, or count as forgotten sooner.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from export_queue.core.store.schema import outcome as o
 SUBJECT = "outcomes"
 _VERSION_AND_VARIANT = 0x7 << 76 | 0b10 << 62
 _RANDOM = 0xFFF << 64 | (1 << 62) - 1
-"""The bits of a request that are random."""
+"""The random bits of a request."""
 
 
 def new_request() -> UUID:
-    """Make the name under which one transaction commits, and its outcome is asked for."""
+    """Make the name under which one transaction commits and its outcome is read."""
     milliseconds = time.time_ns() // 1_000_000
     random = int.from_bytes(os.urandom(10))
     return UUID(int=milliseconds << 80 | random & _RANDOM | _VERSION_AND_VARIANT)
@@ -48,8 +48,8 @@ def delete_outcomes(work: Work, *, before_ms: int, limit: int) -> int:
 
 
 def may_be_forgotten(work: Reading, request: UUID) -> bool:
-    """Tell whether the outcome of a request may have been deleted."""
-    reached = work.connection.execute(sa.select(c.c.reached).where(c.c.subject == SUBJECT)).scalar()
+    """Return whether the outcome of a request may have been deleted."""
+    reached = work.connection.scalar(sa.select(c.c.reached).where(c.c.subject == SUBJECT))
     return reached is not None and request.int >> 80 < reached
 
 

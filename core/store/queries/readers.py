@@ -1,4 +1,4 @@
-"""SQL about the readers of a queue that has subscriptions, and about subscriptions that were removed."""
+"""SQL about the readers of queues: subscriptions, and queues that have none."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ from export_queue.core.store.schema import (
 from export_queue.core.store.schema import queue as q
 
 _OF_A_QUEUE = (entry, segment_done, segment_reader, hidden_segment, dead_letter, lock, lock_request)
-"""Tables with rows of queues, by the queue's number."""
+"""Tables with rows by the number of a queue."""
 
 
 def try_to_shut_out_commits(work: Work, queue: int) -> bool:
-    """Let no commit that adds to a queue overlap the rest of the SQL transaction.
-
-    :returns: False where such commits are in progress.
-    """
+    """Block commits that add to a queue for the rest of the SQL transaction; False if such commits are in progress."""
     locks = work.database.dialect.locks
     return locks is None or locks.try_readers(work.connection, queue)
 
@@ -46,7 +43,7 @@ def brief_waits(work: Work, queue: str) -> contextlib.AbstractContextManager[Non
     """Limit the wait for each lock to a moment, from the start of a block to the end of the SQL transaction.
 
     :param queue: the id of the queue whose readers are changed.
-    :raises QueueBusy: in the block, a row was held for longer.
+    :raises QueueBusy: a wait in the block took longer.
     """
     locks = work.database.dialect.locks
     return contextlib.nullcontext() if locks is None else locks.brief_waits(work.connection, queue)
@@ -54,19 +51,13 @@ def brief_waits(work: Work, queue: str) -> contextlib.AbstractContextManager[Non
 
 def reader_rows(work: Reading, parent: int) -> list[Mapping[str, Any]]:
     """Read the options of a queue's subscriptions, by name."""
-    statement = sa.select(q).where(q.c.parent == parent).order_by(q.c.id)
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
-
-
-def begin_fan_out(work: Work, parent: int) -> None:
-    """Let a queue have subscriptions, and no sink of its own."""
-    work.connection.execute(q.update().where(q.c.number == parent).values(fans_out=True, sink=None, binding=None))
+    return work.rows(sa.select(q).where(q.c.parent == parent).order_by(q.c.id))
 
 
 def has_rows(work: Work, number: int, *, locked_at: int | None = None) -> bool:
-    """Tell whether a queue has entries, those of transactions in progress too, or dead letters.
+    """Return whether a queue has dead letters or entries, including those of transactions in progress.
 
-    :param locked_at: the time by which locks count, too; None leaves them out.
+    :param locked_at: if given, locks that are held at this time count too.
     """
     found = [sa.exists().where(table.c.queue_number == number) for table in (entry, segment_reader, dead_letter)]
     found.append(segments.staged(number))
@@ -76,7 +67,7 @@ def has_rows(work: Work, number: int, *, locked_at: int | None = None) -> bool:
 
 
 def count_rows(work: Reading, number: int, *, locked_at: int) -> tuple[int, int, int]:
-    """Count a queue's entries, those of transactions in progress too, its dead letters and its locks."""
+    """Count a queue's entries, including those of transactions in progress, its dead letters and its locks."""
     counted = (
         sa.select(sa.func.count()).select_from(table).where(*condition).scalar_subquery()
         for table, condition in (
@@ -94,20 +85,19 @@ def _held(number: int, at_ms: int) -> list[sa.ColumnElement[bool]]:
 
 
 def hold(work: Work, number: int) -> None:
-    """Lock the row of a queue or of a subscription: its options stay as they are, and nobody asks for its locks."""
+    """Lock the row of a queue or subscription: its options do not change, and nobody requests its locks."""
     work.connection.execute(sa.select(q.c.number).where(q.c.number == number).with_for_update(key_share=True))
 
 
 def hold_locks(work: Work, number: int) -> None:
-    """Lock the rows of all locks of a queue: their holders do nothing meanwhile."""
+    """Lock the rows of all locks of a queue, which stops their holders."""
     order = (lock.c.fence, lock.c.first_bucket)
-    work.connection.execute(
-        sa.select(*order).where(lock.c.queue_number == number).order_by(*order).with_for_update()
-    ).all()
+    held = sa.select(*order).where(lock.c.queue_number == number).order_by(*order).with_for_update()
+    work.connection.execute(held).all()
 
 
 def remove(work: Work, number: int, queue_id: str) -> None:
-    """Remove a subscription and its locks, as their holders learn at once; what else it has is left to clean-up."""
+    """Remove a subscription and its locks, which their holders notice at once; clean-up deletes its other rows."""
     for table in (lock, lock_request):
         work.connection.execute(table.delete().where(table.c.queue_number == number))
     work.connection.execute(q.delete().where(q.c.number == number))
@@ -116,7 +106,7 @@ def remove(work: Work, number: int, queue_id: str) -> None:
 
 
 def delete_removed(work: Work, limit: int) -> int:
-    """Delete some rows of subscriptions that were removed; returns how many, fewer than asked for at the end."""
+    """Delete up to ``limit`` rows of removed subscriptions and return their number."""
     deleted = 0
     for number in list(work.connection.scalars(sa.select(removed_queue.c.number).order_by(removed_queue.c.number))):
         for table in _OF_A_QUEUE:
@@ -130,11 +120,6 @@ def delete_removed(work: Work, limit: int) -> int:
 
 
 def waive_first_load(work: Work, number: int) -> bool:
-    """Note that a subscription's first load is not needed; returns whether it was missing."""
+    """Record that a subscription needs no first load; return whether one was missing."""
     statement = q.update().where(q.c.number == number, q.c.first_load == "missing").values(first_load="waived")
     return work.connection.execute(statement).rowcount > 0
-
-
-def set_first_load(work: Work, number: int, first_load: str | None) -> None:
-    """Note whether a subscription's first load is missing."""
-    work.connection.execute(q.update().where(q.c.number == number).values(first_load=first_load))

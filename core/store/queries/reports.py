@@ -1,4 +1,8 @@
-"""SQL about reports of drains and idempotency keys of work."""
+"""SQL about reports of drains, the tallies of their tasks, and idempotency keys of work.
+
+A tally counts what a task of a drain has removed. It is stored with the commits that removed it, as the result of work
+under an idempotency key. The tallies of a killed drain, which does not delete them, are deleted by age.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +13,21 @@ import orjson
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
-from export_queue.core.store.queries.inserts import insert_into
+from export_queue.core.store.portable import insert_into
 from export_queue.core.store.schema import drain_report as r
 from export_queue.core.store.schema import idempotency as t
 from export_queue.core.store.schema import queue as q
 
 _PER_MS = 1_000_000
 """Ids in a millisecond."""
+_TALLY = "export_queue.drain/"
 
 
 def save_report(work: Work, report: Mapping[str, Any], *, number: int, drain_id: str, queue_id: str) -> None:
-    """Keep a drain's report under its id; does nothing if one is there under its number."""
-    work.connection.execute(
-        insert_into(work, r)
-        .values(
-            id=number,
-            drain_id=drain_id,
-            queue=queue_id,
-            finished_ms=work.now(),
-            idle=not report["read"] and report["problem"] is None,
-            report=orjson.dumps(report).decode(),
-        )
-        .on_conflict_do_nothing()
-    )
+    """Store a drain's report, unless one is stored under its number."""
+    row = {"id": number, "drain_id": drain_id, "queue": queue_id, "finished_ms": work.now()}
+    row |= {"idle": not report["read"] and report["problem"] is None, "report": orjson.dumps(report).decode()}
+    work.connection.execute(insert_into(work, r).values(row).on_conflict_do_nothing())
 
 
 def delete_reports(work: Work, *, before_ms: int, idle_before_ms: int, limit: int) -> int:
@@ -50,19 +46,19 @@ def find_reports(
         statement = statement.where(r.c.drain_id == drain_id)
     if queue_id is not None:
         statement = statement.where(*_of_queue(queue_id))
-    return [orjson.loads(text) for text in work.connection.execute(statement).scalars()]
+    return [orjson.loads(text) for text in work.connection.scalars(statement)]
 
 
 def count_acknowledged(work: Reading, queue_id: str, *, before_ms: int | None = None) -> int:
-    """Add up what a queue's drains have delivered, as far as their reports are kept; perhaps before a time only."""
+    """Sum up what a queue's drains have delivered according to the stored reports, optionally before a time."""
     statement = sa.select(r.c.report).where(*_of_queue(queue_id), r.c.idle.is_(False))
     if before_ms is not None:
         statement = statement.where(r.c.finished_ms < before_ms)
-    return sum(orjson.loads(text)["acknowledged"] for text in work.connection.execute(statement).scalars())
+    return sum(orjson.loads(text)["acknowledged"] for text in work.connection.scalars(statement))
 
 
 def _of_queue(queue_id: str) -> list[sa.ColumnElement[bool]]:
-    """Leave out those of a removed namesake: the numbers of queues and of reports come from one source of ids."""
+    """Leave out reports of a removed namesake, whose numbers are lower than that of the queue."""
     number = sa.select(q.c.number).where(q.c.id == queue_id).scalar_subquery()
     return [r.c.queue == queue_id, r.c.id > sa.func.coalesce(number, 0)]
 
@@ -70,7 +66,7 @@ def _of_queue(queue_id: str) -> list[sa.ColumnElement[bool]]:
 def latest_reports(work: Reading, queue_id: str, *, idle: bool, limit: int) -> list[tuple[int, dict[str, Any]]]:
     """Read a queue's reports, newest first, each with the time at which it was stored, in milliseconds.
 
-    :param idle: whether those of drains that found nothing count.
+    :param idle: whether to include reports of drains that found nothing.
     """
     statement = sa.select(r.c.finished_ms, r.c.report).where(*_of_queue(queue_id))
     if not idle:
@@ -80,10 +76,10 @@ def latest_reports(work: Reading, queue_id: str, *, idle: bool, limit: int) -> l
 
 
 def sinks_of_namesakes(work: Reading, queue_id: str, number: int, *, limit: int) -> set[str]:
-    """Name the sinks that removed namesakes of a queue drained into last; none once it has drained entries itself.
+    """Read the sinks into which removed namesakes of a queue drained last; empty once the queue has drained entries.
 
-    :param number: the queue's, from which on reports are its own.
-    :param limit: how many of the newest reports are looked at.
+    :param number: the queue's number, from which on reports are its own.
+    :param limit: the number of newest reports that are read.
     """
     busy = sa.select(r.c.id, r.c.report).where(r.c.queue == queue_id, r.c.idle.is_(False))
     found = work.connection.execute(busy.order_by(r.c.id.desc()).limit(limit)).all()
@@ -92,25 +88,53 @@ def sinks_of_namesakes(work: Reading, queue_id: str, number: int, *, limit: int)
     return {orjson.loads(report)["sink"] for _, report in found}
 
 
+def save_tally(work: Work, name: str, number: int, counts: Mapping[str, Any], *, now_ms: int) -> None:
+    """Store what one task of a drain has counted so far, in place of its earlier counts.
+
+    :param name: the drain's name.
+    :param number: the task's number.
+    """
+    text = orjson.dumps(counts).decode()
+    row = {"idempotency_key": _TALLY + name, "generation": number, "id": 0, "result": text}
+    statement = insert_into(work, t).values(**row, committed_ms=now_ms, closed_ms=now_ms)
+    work.connection.execute(
+        statement.on_conflict_do_update(index_elements=[t.c.idempotency_key, t.c.generation], set_={"result": text})
+    )
+
+
+def find_tallies(work: Reading, name: str, number: int | None = None) -> list[dict[str, Any]]:
+    """Read the tallies of a drain's tasks, or of one of them."""
+    statement = sa.select(t.c.result).where(t.c.idempotency_key == _TALLY + name)
+    if number is not None:
+        statement = statement.where(t.c.generation == number)
+    return [orjson.loads(text) for text in work.connection.scalars(statement)]
+
+
+def delete_tallies(work: Work, name: str) -> None:
+    """Delete the tallies of a drain."""
+    work.connection.execute(t.delete().where(t.c.idempotency_key == _TALLY + name))
+
+
+def is_tally(name: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Build the condition that an idempotency key is that of a tally."""
+    return name.startswith(_TALLY, autoescape=True)
+
+
 def latest_idempotency(work: Reading, idempotency_key: str) -> Mapping[str, Any] | None:
     """Read the newest generation of an idempotency key."""
     statement = sa.select(t).where(t.c.idempotency_key == idempotency_key).order_by(t.c.generation.desc()).limit(1)
-    row = work.connection.execute(statement).mappings().first()
-    return dict(row) if row else None
+    return next(iter(work.rows(statement)), None)
 
 
 def idempotency_result(work: Reading, idempotency_key: str, generation: int) -> str | None:
     """Read the result, as JSON, that was stored with the commit of one generation of an idempotency key."""
     statement = sa.select(t.c.result).where(t.c.idempotency_key == idempotency_key, t.c.generation == generation)
-    result: str | None = work.connection.execute(statement).scalar()
-    return result
+    return work.connection.scalar(statement)
 
 
 def close_idempotency_key(work: Work, idempotency_key: str, generation: int | None) -> bool:
-    """End an idempotency key's generation, so that the same work may take effect anew; False if it was not open."""
-    statement = (
-        t.update().where(t.c.idempotency_key == idempotency_key, t.c.closed_ms.is_(None)).values(closed_ms=work.now())
-    )
+    """Close a generation of an idempotency key, so that the same work may run again; False if none was open."""
+    closed = t.update().where(t.c.idempotency_key == idempotency_key, t.c.closed_ms.is_(None))
     if generation is not None:
-        statement = statement.where(t.c.generation == generation)
-    return work.connection.execute(statement).rowcount > 0
+        closed = closed.where(t.c.generation == generation)
+    return work.connection.execute(closed.values(closed_ms=work.now())).rowcount > 0

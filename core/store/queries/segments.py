@@ -1,7 +1,7 @@
-"""SQL about segments: the entries of long transactions that wait in files.
+"""SQL about segments: entries of long transactions in files.
 
-A segment is known by its transaction and a number. A commit writes who has to read it, so that a segment without
-readers is staged, drained, or of a transaction that did not commit.
+A segment is identified by its transaction and a number. The commit writes its readers, so a segment without readers is
+staged, drained, or belongs to a transaction that did not commit.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.portable import insert_for, insert_into, visible_ids
 from export_queue.core.store.queries.entries import by_unit
-from export_queue.core.store.queries.id_lists import visible_ids
-from export_queue.core.store.queries.inserts import insert_for, insert_into
 from export_queue.core.store.schema import active
 from export_queue.core.store.schema import compacted as c
 from export_queue.core.store.schema import hidden_segment as h
@@ -30,7 +29,7 @@ Key = tuple[int, int]
 """Transaction and number of a segment."""
 
 _KEY = ("queue_number", "transaction_id", "number")
-"""Columns that say which segment of which reader is meant."""
+"""Columns that identify a segment of a reader."""
 _read = r.join(g, sa.and_(g.c.transaction_id == r.c.transaction_id, g.c.number == r.c.number))
 
 
@@ -42,7 +41,8 @@ def _of(queue: int, segment: Key) -> dict[str, int]:
     return {f"of_{column}": value for column, value in zip(_KEY, (queue, *segment), strict=True)}
 
 
-# Built once: a drain asks for each run of entries, and to build a statement takes several times as long as to run it.
+# Built once: a drain runs them for each run of entries, and building a statement takes several times as long as running
+# it.
 _HOLD_READER = sa.select(g.c.entries).select_from(_read).where(*_is(r)).with_for_update(of=r)
 _PARTS_DONE = sa.select(d).where(*_is(d))
 _END_READING = tuple(table.delete().where(*_is(table)) for table in (r, d))
@@ -56,17 +56,11 @@ def _noting(dialect: str) -> Any:
 
 
 def begin(work: Work, transaction: int, folder: str) -> str:
-    """Note the folder into which a long transaction writes files; returns the one that was noted first."""
-    values = {
-        "transaction_id": transaction,
-        "folder": folder,
-        "begun_ms": work.now(),
-        "segments": 0,
-        "stagings": 0,
-        "checked": 0,
-    }
-    work.connection.execute(insert_into(work, ld).values(values).on_conflict_do_nothing())
-    return str(work.connection.scalar(sa.select(ld.c.folder).where(ld.c.transaction_id == transaction)))
+    """Store the folder into which a long transaction writes files, unless one is stored; return the stored one."""
+    values = {"transaction_id": transaction, "folder": folder, "begun_ms": work.now()}
+    statement = insert_into(work, ld).values(**values, segments=0, stagings=0, checked=0)
+    work.connection.execute(statement.on_conflict_do_nothing())
+    return str(folder_of(work, transaction))
 
 
 def folder_of(work: Reading, transaction: int) -> str | None:
@@ -75,18 +69,14 @@ def folder_of(work: Reading, transaction: int) -> str | None:
 
 
 def stage(work: Work, transaction: int, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Stage segments, but for those that are there; returns how many are new.
+    """Stage the segments that are not staged yet, and return how many these are.
 
     :param rows: their columns, without transaction and number.
     """
-    # First, so that of two calls at once for the same files the later one finds them.
+    # This locks the row first, so that the later of two calls for the same files finds them.
     work.connection.execute(ld.update().where(ld.c.transaction_id == transaction).values(segments=ld.c.segments))
-    known = {
-        (file, first)
-        for file, first in work.connection.execute(
-            sa.select(g.c.file, g.c.first_bucket).where(g.c.transaction_id == transaction)
-        )
-    }
+    staged = sa.select(g.c.file, g.c.first_bucket).where(g.c.transaction_id == transaction)
+    known = {(file, first) for file, first in work.connection.execute(staged)}
     new = [row for row in rows if (row["file"], row["first_bucket"]) not in known]
     if not new:
         return 0
@@ -94,14 +84,13 @@ def stage(work: Work, transaction: int, rows: Sequence[Mapping[str, Any]]) -> in
     counted = counted.values(segments=ld.c.segments + len(new), stagings=ld.c.stagings + 1)
     last = work.connection.execute(counted.returning(ld.c.segments)).scalar_one()
     first = last - len(new) + 1
-    work.connection.execute(
-        g.insert(), [{**row, "transaction_id": transaction, "number": first + i} for i, row in enumerate(new)]
-    )
+    numbered = [{**row, "transaction_id": transaction, "number": first + i} for i, row in enumerate(new)]
+    work.connection.execute(g.insert(), numbered)
     return len(new)
 
 
 def _visible(work: Reading, queue: int, layout: int, snapshot: Snapshot) -> sa.ColumnElement[bool]:
-    # What a compaction has merged was settled before: a snapshot that saw the inputs must not miss the output.
+    # A compaction merges settled entries: a snapshot that saw the inputs must also see the output.
     merged = sa.and_(r.c.transaction_id.in_(sa.select(c.c.transaction_id)), g.c.lowest_seq <= snapshot.read_pointer)
     seen = sa.or_(visible_ids(work, r.c.transaction_id, snapshot), merged)
     return sa.and_(r.c.queue_number == queue, g.c.layout == layout, seen)
@@ -110,24 +99,22 @@ def _visible(work: Reading, queue: int, layout: int, snapshot: Snapshot) -> sa.C
 def waiting(
     work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int
 ) -> list[Mapping[str, Any]]:
-    """Read the segments that a reader has still to read, as a snapshot sees them, and that meet a bucket interval."""
+    """Read a reader's pending segments that a snapshot sees and that overlap a bucket interval."""
     statement = (
         sa.select(g)
         .select_from(_read)
         .where(_visible(work, queue, layout, snapshot), g.c.first_bucket < end, g.c.end_bucket > first)
         .order_by(g.c.transaction_id, g.c.number)
     )
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
+    return work.rows(statement)
 
 
 def names(
     work: Reading, queue: int, layout: int, snapshot: Snapshot | None, *, first: int, end: int
 ) -> list[tuple[int, int, int, int]]:
-    """Read which segments a reader has still to read that meet a bucket interval: first, end, transaction, number.
+    """Read a reader's pending segments that overlap a bucket interval: first, end, transaction, number.
 
-    Who reads a segment is written by the commit, so that those of transactions in progress are not among them.
-
-    :param snapshot: only segments that it sees; None for all.
+    :param snapshot: only segments that it sees; None for all committed ones.
     """
     if snapshot is None:
         counts = sa.and_(r.c.queue_number == queue, g.c.layout == layout)
@@ -142,10 +129,9 @@ def names(
 
 
 def done(work: Reading, queue: int, *, first: int, end: int) -> dict[Key, list[tuple[EntryKey, EntryKey]]]:
-    """Read which parts of segments a reader has drained, first and last entry of each, ascending.
+    """Read the parts that a reader has drained of segments that overlap a bucket interval.
 
-    :param first: first bucket of an interval that the segments meet.
-    :param end: its end.
+    :returns: for each segment the first and last entry of each part, ascending.
     """
     statement = (
         sa.select(d)
@@ -164,18 +150,17 @@ def done(work: Reading, queue: int, *, first: int, end: int) -> dict[Key, list[t
 
 
 def hold_reader(work: Work, queue: int, segment: Key) -> int | None:
-    """Let one task at a time note what a reader has drained of a segment; returns the segment's entries.
+    """Lock a pending segment of a reader, and return the number of its entries; None if it is completely drained.
 
-    None: the reader has drained all of it.
+    So one task at a time records what was drained of it.
     """
-    found = work.connection.scalar(_HOLD_READER, _of(queue, segment))
-    return None if found is None else int(found)
+    return work.connection.scalar(_HOLD_READER, _of(queue, segment))
 
 
 def parts_done(work: Reading, queue: int, segment: Key) -> dict[EntryKey, tuple[EntryKey, int, int]]:
-    """Read which parts of a segment a reader has drained: by the first entry the last one, entries and bytes.
+    """Read the parts that a reader has drained of a segment: by first entry the last one, entries and bytes.
 
-    Parts may overlap; an entry is counted in one of them.
+    Parts may overlap, but each entry is counted in one of them only.
     """
     return {
         (row.first_bucket, bytes(row.first_key), row.first_seq): (
@@ -190,7 +175,7 @@ def parts_done(work: Reading, queue: int, segment: Key) -> dict[EntryKey, tuple[
 def note_done(
     work: Work, queue: int, segment: Key, *, first: EntryKey, last: EntryKey, entries: int, size: int
 ) -> None:
-    """Note that a reader has drained a part of a segment; one that begins at the same entry is replaced."""
+    """Record that a reader has drained a part of a segment, in place of a part that begins at the same entry."""
     row = {
         **dict(zip(_KEY, (queue, *segment), strict=True)),
         **dict(zip(("first_bucket", "first_key", "first_seq"), first, strict=True)),
@@ -202,49 +187,26 @@ def note_done(
 
 
 def end_reading(work: Work, queue: int, segment: Key) -> None:
-    """Note that a reader has drained all of a segment."""
+    """Record that a reader has drained a segment completely."""
     for statement in _END_READING:
         work.connection.execute(statement, _of(queue, segment))
 
 
-def _drained() -> sa.Subquery:
-    return (
-        sa.select(
-            d.c.queue_number,
-            d.c.transaction_id,
-            d.c.number,
-            sa.func.sum(d.c.entries).label("entries"),
-            sa.func.sum(d.c.bytes).label("bytes"),
-        )
-        .group_by(d.c.queue_number, d.c.transaction_id, d.c.number)
-        .subquery()
-    )
-
-
 def left() -> tuple[sa.FromClause, sa.ColumnElement[Any], sa.ColumnElement[Any]]:
-    """Join readers with their segments, and say how many entries, and bytes, of each are left."""
-    part = _drained()
-    joined = _read.outerjoin(
-        part,
-        sa.and_(
-            part.c.queue_number == r.c.queue_number,
-            part.c.transaction_id == r.c.transaction_id,
-            part.c.number == r.c.number,
-        ),
-    )
-    return (
-        joined,
-        g.c.entries - sa.func.coalesce(part.c.entries, 0),
-        g.c.bytes - sa.func.coalesce(part.c.bytes, 0),
-    )
+    """Join readers with their pending segments; return the join, and columns of the entries and bytes left in each."""
+    key = [d.c[name] for name in _KEY]
+    sums = [sa.func.sum(column).label(column.name) for column in (d.c.entries, d.c.bytes)]
+    part = sa.select(*key, *sums).group_by(*key).subquery()
+    joined = _read.outerjoin(part, sa.and_(*(part.c[name] == r.c[name] for name in _KEY)))
+    return joined, g.c.entries - sa.func.coalesce(part.c.entries, 0), g.c.bytes - sa.func.coalesce(part.c.bytes, 0)
 
 
 def count_by_unit(
     work: Reading, queue: int, layout: int, snapshot: Snapshot, *, first: int, end: int, buckets_per_range: int
 ) -> list[tuple[int, int, int, int]]:
-    """Sum up all visible entries per unit, rows and those in files: unit number, entries, bytes, lowest seq.
+    """Sum up all visible entries, in rows and in files, by unit: unit number, entries, bytes, lowest seq.
 
-    One statement counts both: rows that a compaction merges at the same time are counted once.
+    It is one statement, so that rows which a compaction merges at the same time are counted once.
     """
     bounds = {"first": first, "end": end, "buckets_per_range": buckets_per_range}
     joined, entries, size = left()
@@ -262,7 +224,7 @@ def count_by_unit(
 
 
 def of_reader(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]:
-    """Read the segments that a reader has still to read, committed by now, each with the entries that are ``left``."""
+    """Read a reader's committed pending segments, each with the number of entries that are ``left``."""
     joined, entries, _ = left()
     statement = (
         sa.select(g, entries.label("left"))
@@ -270,18 +232,21 @@ def of_reader(work: Reading, queue: int, layout: int) -> list[Mapping[str, Any]]
         .where(r.c.queue_number == queue, g.c.layout == layout)
         .order_by(g.c.first_bucket, g.c.transaction_id, g.c.number)
     )
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
+    return work.rows(statement)
 
 
 def count_left(work: Reading, queue: int) -> int:
-    """Count the entries that wait for a reader in files."""
+    """Count the pending entries of a reader in files."""
+    return _count_left(work, r.c.queue_number == queue)
+
+
+def _count_left(work: Reading, *conditions: sa.ColumnElement[bool]) -> int:
     joined, entries, _ = left()
-    found = work.connection.scalar(sa.select(sa.func.sum(entries)).select_from(joined).where(r.c.queue_number == queue))
-    return int(found or 0)
+    return int(work.connection.scalar(sa.select(sa.func.sum(entries)).select_from(joined).where(*conditions)) or 0)
 
 
 def count_by_queue(work: Reading) -> dict[int, tuple[int, int]]:
-    """Count the entries that wait in files: by the number of the queue, entries and lowest seq."""
+    """Count the pending entries in files: by number of the queue, entries and lowest seq."""
     joined, entries, _ = left()
     statement = (
         sa.select(r.c.queue_number, sa.func.sum(entries), sa.func.min(g.c.lowest_seq))
@@ -291,21 +256,20 @@ def count_by_queue(work: Reading) -> dict[int, tuple[int, int]]:
     return {int(queue): (int(number), int(seq)) for queue, number, seq in work.connection.execute(statement)}
 
 
-def give_up(work: Work, queue: int, file: str) -> int:
-    """Let a reader pass over what it has not drained of a file; returns how many entries these are."""
-    joined, entries, _ = left()
+def discard(work: Work, queue: int, file: str) -> int:
+    """Discard a reader's pending entries in a file, and return their number."""
     of_file = (r.c.queue_number == queue, g.c.file == file)
-    found = work.connection.scalar(sa.select(sa.func.sum(entries)).select_from(joined).where(*of_file))
+    discarded = _count_left(work, *of_file)
     keys = list(work.connection.execute(sa.select(r.c.transaction_id, r.c.number).select_from(_read).where(*of_file)))
     for transaction, number in keys:
         end_reading(work, queue, (transaction, number))
-    return int(found or 0)
+    return discarded
 
 
 def intervals(
     work: Reading, queue: int, layout: int, snapshot: Snapshot, *, since: Snapshot | None = None
 ) -> list[tuple[int, int]]:
-    """Read the bucket intervals in which segments wait, ascending.
+    """Read the bucket intervals of a reader's pending segments, ascending.
 
     :param since: an earlier snapshot; segments that it saw do not count.
     """
@@ -318,19 +282,19 @@ def intervals(
     )
     if since is not None:
         statement = statement.where(sa.not_(visible_ids(work, r.c.transaction_id, since)))
-        if not since.excluded:  # else a merged segment may have entries that were in progress then
+        if not since.excluded:  # otherwise a merged segment may have entries that were in progress then
             merged = r.c.transaction_id.in_(sa.select(c.c.transaction_id))
             statement = statement.where(sa.or_(sa.not_(merged), g.c.highest_seq > since.read_pointer))
     return [(int(first), int(end)) for first, end in work.connection.execute(statement)]
 
 
 def lowest_seq() -> sa.ScalarSelect[Any]:
-    """Find the lowest sequence of all entries that wait in files; those of transactions in progress do not count."""
+    """Build the statement that finds the lowest seq of all committed entries in files."""
     return sa.select(sa.func.min(g.c.lowest_seq)).select_from(_read).scalar_subquery()
 
 
 def staged(queue: int) -> sa.Exists:
-    """Ask whether transactions that may still commit have staged segments for a queue."""
+    """Build the condition that transactions in progress have staged segments for a queue."""
     return sa.exists().where(g.c.queue_number == queue, g.c.transaction_id == active.c.id)
 
 
@@ -344,15 +308,13 @@ def count_staged(work: Reading, queue: int) -> int:
 
 
 def largest_value(work: Reading, queue: int) -> int:
-    """Read the bytes of the largest value in segments that wait for a reader, or are staged for its queue.
+    """Read the bytes of the largest value in a reader's pending segments and in those staged for its queue.
 
-    Segments for which a merged one waits count: it may give way to them again.
+    Inputs of pending merged segments count too: they may become pending again.
     """
-    stand_in = r.alias()
-    waits = sa.exists().where(
-        stand_in.c.queue_number == h.c.queue_number, stand_in.c.transaction_id == h.c.by_transaction
-    )
-    of_segment = sa.and_(g.c.transaction_id == h.c.transaction_id, g.c.number == h.c.number, waits)
+    merged = r.alias().c
+    is_pending = sa.exists().where(merged.queue_number == h.c.queue_number, merged.transaction_id == h.c.by_transaction)
+    of_segment = sa.and_(g.c.transaction_id == h.c.transaction_id, g.c.number == h.c.number, is_pending)
     sizes = (
         sa.select(sa.func.max(g.c.largest_value)).select_from(joined).where(which == queue)
         for joined, which in (
@@ -361,9 +323,9 @@ def largest_value(work: Reading, queue: int) -> int:
             (h.join(g, of_segment), h.c.queue_number),
         )
     )
-    return max(work.connection.execute(size).scalar() or 0 for size in sizes)
+    return max(work.connection.scalar(size) or 0 for size in sizes)
 
 
 def waiting_files(work: Reading) -> list[str]:
-    """Read the files that somebody has still to read, by name."""
+    """Read the files with pending segments, by name."""
     return list(work.connection.scalars(sa.select(g.c.file).select_from(_read).distinct().order_by(g.c.file)))

@@ -1,4 +1,4 @@
-"""SQL about keys that a long transaction has added more than once; all but the latest entry go before its commit."""
+"""SQL about keys that a long transaction has added more than once; before its commit, only the latest entry stays."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import staged_entry as s
 
 Row = tuple[int, int, bytes, int]
-"""Layout and bucket under which a row is staged, its key, and the number of its flush."""
+"""Layout and bucket of a staged row, its key, and the number of its flush."""
 
 _AT_ONCE = 200
 """Rows that one statement deletes: three parameters each."""
 
 
 def may_repeat(work: Reading, transaction: int) -> bool:
-    """Return whether a transaction may have added a key twice; the commit asks the same."""
+    """Return whether a transaction may have added a key twice; the commit checks the same."""
     several = sa.select(g.c.queue_number).where(g.c.transaction_id == transaction)
     several = several.group_by(g.c.queue_number, g.c.first_bucket)
     several = several.having(sa.func.min(g.c.add_order) < sa.func.max(g.c.add_order))
@@ -37,19 +37,18 @@ def may_repeat(work: Reading, transaction: int) -> bool:
 
 
 def hold_stagings(work: Work, transaction: int) -> int | None:
-    """Wait for the stagings in flight; return how many there were, or None if the transaction has ended."""
+    """Wait for stagings in progress and return the number of all so far; None if the transaction has ended."""
     held = sa.select(a.c.id).where(a.c.id == transaction).with_for_update()
     if work.connection.scalar(held) is None:
         return None
-    found = work.connection.scalar(sa.select(ld.c.stagings).where(ld.c.transaction_id == transaction))
-    return None if found is None else int(found)
+    return work.connection.scalar(sa.select(ld.c.stagings).where(ld.c.transaction_id == transaction))
 
 
 def staged_segments(work: Reading, transaction: int) -> list[Mapping[str, Any]]:
-    """Read the segments of a transaction in progress that have entries, by queue and first bucket."""
+    """Read the non-empty segments of a transaction in progress, by queue and first bucket."""
     statement = sa.select(g).where(g.c.transaction_id == transaction, g.c.entries > 0)
     statement = statement.order_by(g.c.queue_number, g.c.first_bucket, g.c.number)
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
+    return work.rows(statement)
 
 
 def count_rows(work: Reading, transaction: int) -> dict[int, int]:
@@ -66,9 +65,9 @@ def queue_id(work: Reading, number: int) -> str | None:
 def rows(work: Reading, transaction: int, queue: int, *, first: int, end: int, buckets: int) -> list[Row]:
     """Read the staged rows of a bucket interval.
 
-    :param buckets: number of buckets of the layout that the transaction adds to.
+    :param buckets: number of buckets of the layout to which the transaction adds.
     """
-    # Rows of a queue with subscriptions have their hash instead of a bucket.
+    # Rows of a queue with subscriptions have a hash instead of a bucket.
     remainder = s.c.hash % buckets
     bucket = sa.case((s.c.hash.is_(None), s.c.bucket), else_=(remainder + buckets) % buckets)
     statement = sa.select(s.c.layout, s.c.bucket, s.c.key, s.c.flush).where(
@@ -96,11 +95,11 @@ def delete_rows(work: Work, transaction: int, queue: int, found: Sequence[Row]) 
 def replace_segments(
     work: Work, transaction: int, emptied: Mapping[int, int], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Let segments without entries that do not count stand for others.
+    """Replace segments by new ones without the superseded entries.
 
-    The others stay, without entries: staging their files again changes nothing.
+    The old segments stay as empty ones, so that staging their files again has no effect.
 
-    :param emptied: the entries of each segment that is replaced, by its number.
+    :param emptied: for each replaced segment its number of entries.
     :param rows: columns of the new segments, without transaction and number.
     :raises StagedMeanwhile: another process has replaced one of them.
     """
@@ -117,7 +116,7 @@ def replace_segments(
 
 
 def note_checked(work: Work, transaction: int, stagings: int) -> None:
-    """Note that no key has two entries among what a number of stagings have added."""
+    """Record that among what the first stagings have added, no key has two entries."""
     work.connection.execute(
         ld.update().where(ld.c.transaction_id == transaction, ld.c.checked < stagings).values(checked=stagings)
     )

@@ -1,4 +1,4 @@
-"""SQL of the vacuum: what refers to the files of ended transactions, and since when nothing refers to the others."""
+"""SQL of the vacuum: which files of ended transactions are in use, and since when the others are not."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.portable import insert_into
 from export_queue.core.store.queries.compactions import ALL
-from export_queue.core.store.queries.inserts import insert_into
 from export_queue.core.store.schema import active, invalid, low_watermark
 from export_queue.core.store.schema import compacted as c
 from export_queue.core.store.schema import hidden_segment as h
@@ -20,7 +20,7 @@ from export_queue.core.store.schema import segment_reader as r
 from export_queue.core.store.schema import unused_file as u
 
 _AT_ONCE = 300
-"""Segments or files that one statement names: three parameters each at most."""
+"""Segments or files that one statement names, with at most three parameters each."""
 
 
 def _place(table: Any) -> Any:
@@ -32,9 +32,9 @@ def _is(table: sa.Table) -> sa.ColumnElement[bool]:
 
 
 def _kept(before_ms: int) -> sa.CTE:
-    """Find the hidden segments that a reader may get back: of a merged one that waits, from hop to hop.
+    """Find the hidden segments that may become pending again, also through several merges.
 
-    :param before_ms: what was hidden before this time is old, and does not come back.
+    :param before_ms: segments that were hidden before this time stay hidden.
     """
     young = sa.select(h.c.queue_number, h.c.transaction_id, h.c.number).where(h.c.hidden_ms >= before_ms)
     kept = young.join(r, _is_by(r)).cte("kept", recursive=True)
@@ -42,7 +42,7 @@ def _kept(before_ms: int) -> sa.CTE:
 
 
 def _is_by(above: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Tell whether a row of another table is the segment that stands for a hidden one."""
+    """Build the condition that a row of another table is the segment which replaces a hidden one."""
     return sa.and_(
         above.c.queue_number == h.c.queue_number,
         above.c.transaction_id == h.c.by_transaction,
@@ -51,19 +51,19 @@ def _is_by(above: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 def _is_needed(is_hidden: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-    """Tell whether a segment of a transaction that has ended is needed: a reader waits for it, or may get it back.
+    """Build the condition that a segment of an ended transaction is needed: it is pending, or may become so again.
 
-    :param is_hidden: whether it is hidden, or will be behind deletions to come.
+    :param is_hidden: whether it is hidden, or will be after planned deletions.
     """
     return sa.or_(_is(r), is_hidden)
 
 
 def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, Any]]:
-    """Read long transactions with a folder that have ended for good, in the order of their ids.
+    """Read long transactions with a folder that have ended permanently, in the order of their ids.
 
-    In one statement, which sees one moment: a commit takes the active row away and writes who reads the segments.
+    One statement sees one moment: a commit deletes the active row and writes the readers of segments.
 
-    :param after: the id behind which they are read.
+    :param after: the id after which reading starts.
     """
     statement = (
         sa.select(ld)
@@ -75,14 +75,14 @@ def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, A
         .order_by(ld.c.transaction_id)
         .limit(limit)
     )
-    return [dict(row) for row in work.connection.execute(statement).mappings()]
+    return work.rows(statement)
 
 
 def correct_times(work: Work, *, now_ms: int, seen_by_ms: int) -> None:
-    """Set times of the future to now: they were noted while the clock was ahead, and would keep files for as long.
+    """Set times of the future to now: they were recorded while the clock was ahead, and would keep files too long.
 
-    A clock that is behind makes times of the future, too. Only what an earlier call has found before this one, at a
-    time that is past now, was noted while the clock was ahead.
+    If the clock is behind, right times are in the future, too. So only times are set that an earlier call has found,
+    at a time that is past by now.
 
     :param seen_by_ms: the newest time of such an earlier call.
     """
@@ -93,14 +93,14 @@ def correct_times(work: Work, *, now_ms: int, seen_by_ms: int) -> None:
 
 
 def forget_hidden(work: Work, *, before_ms: int) -> None:
-    """Forget the hidden segments that no reader can get back any more; none goes before those that it hides.
+    """Forget the hidden segments that cannot become pending again; none is forgotten before those that it hides.
 
-    :param before_ms: what was hidden before this time does not come back.
+    :param before_ms: as of :func:`_kept`.
     """
     kept = _kept(before_ms)
     stays = _place(h).in_(sa.select(kept.c.queue_number, kept.c.transaction_id, kept.c.number))
     doomed = h.delete().where(sa.not_(stays))
-    # What another one has deleted meanwhile is not among the returned: a fall-back needs to know what is drained of it.
+    # Rows that a fall-back deletes meanwhile are not returned: it needs to know what was drained of them.
     found = work.connection.execute(doomed.returning(h.c.queue_number, h.c.transaction_id, h.c.number))
     gone = [tuple(row) for row in found]
     for start in range(0, len(gone), _AT_ONCE):
@@ -108,9 +108,9 @@ def forget_hidden(work: Work, *, before_ms: int) -> None:
 
 
 def delete_unread(work: Work, transaction: int) -> None:
-    """Delete the segments of a transaction that has ended which nobody reads, or reads any more, nor are hidden.
+    """Delete the segments of an ended transaction that are neither pending nor hidden.
 
-    One that hides others stays as long as these: they would show again.
+    A segment that hides others stays as long as these, which would show again without it.
     """
     named = sa.or_(h.c.by_number == g.c.number, h.c.by_number == ALL)
     hides = sa.exists().where(h.c.by_transaction == g.c.transaction_id, named)
@@ -121,14 +121,14 @@ def delete_unread(work: Work, transaction: int) -> None:
 
 
 def files(work: Reading, transaction: int) -> set[str]:
-    """Read the files of a transaction to which a segment refers."""
+    """Read the files of a transaction's segments."""
     return set(work.connection.scalars(sa.select(g.c.file).where(g.c.transaction_id == transaction).distinct()))
 
 
 def folder_of_aborted(work: Reading, transaction: int) -> str | None:
-    """Read the folder of a transaction that has been aborted; None if it is in progress, has committed, or is invalid.
+    """Read the folder of an aborted transaction; None if it is in progress, has committed, or is invalid.
 
-    A commit leaves its segments until :func:`delete_unread`, which is recorded as the transaction's end.
+    A committed transaction has segments until :func:`delete_unread`, and its end is recorded then.
     """
     others = [sa.exists().where(table.c.id == transaction) for table in (active, invalid)]
     staged = sa.exists().where(g.c.transaction_id == transaction)
@@ -137,7 +137,7 @@ def folder_of_aborted(work: Reading, transaction: int) -> str | None:
 
 
 def files_kept(work: Reading, transactions: Sequence[int], *, before_ms: int) -> set[str]:
-    """Read the files of ended transactions to which a segment would refer behind the deletions above.
+    """Read the files of ended transactions that are still in use after the deletions above.
 
     :param before_ms: as of :func:`forget_hidden`.
     """
@@ -148,22 +148,22 @@ def files_kept(work: Reading, transactions: Sequence[int], *, before_ms: int) ->
 
 
 def note_end(work: Work, transaction: int) -> None:
-    """Note that a transaction has ended, the first time that this is seen."""
+    """Record when a transaction was first found to have ended."""
     ended = ld.update().where(ld.c.transaction_id == transaction, ld.c.ended_ms.is_(None))
     work.connection.execute(ended.values(ended_ms=work.now()))
 
 
 def unused_since(work: Reading, transactions: Sequence[int]) -> dict[str, int]:
-    """Read of files to which nothing refers when that was first seen, in milliseconds."""
+    """Read when unused files were first found to be unused, in milliseconds."""
     statement = sa.select(u.c.file, u.c.since_ms).where(u.c.transaction_id.in_(transactions))
     return {file: int(since_ms) for file, since_ms in work.connection.execute(statement)}
 
 
 def note_unused(work: Work, transaction: int, *, since: Mapping[str, int], gone: Collection[str]) -> None:
-    """Note since when nothing refers to files of a transaction that has ended.
+    """Record since when files of an ended transaction are unused.
 
-    :param since: files of which it was not noted, or is corrected.
-    :param gone: files that are not there any more.
+    :param since: files whose time is new or corrected.
+    :param gone: files that no longer exist.
     """
     doomed = sorted({*gone, *since})
     for start in range(0, len(doomed), _AT_ONCE):
@@ -175,11 +175,11 @@ def note_unused(work: Work, transaction: int, *, since: Mapping[str, int], gone:
 
 
 def forget(work: Work, transaction: int) -> None:
-    """Forget a transaction whose files are gone, and which parts of them were drained."""
+    """Forget a transaction whose files are deleted, including what was drained of them."""
     for table in (d, u, ld):
         work.connection.execute(table.delete().where(table.c.transaction_id == transaction))
 
 
 def forget_strays(work: Work) -> None:
-    """Forget the files of forgotten transactions: one run may note a file while another forgets its transaction."""
+    """Forget the files of forgotten transactions: one run may record a file while another forgets its transaction."""
     work.connection.execute(u.delete().where(u.c.transaction_id.not_in(sa.select(ld.c.transaction_id))))

@@ -1,9 +1,9 @@
 """SQL that deletes superseded versions and conflict keys, on each database in its fastest way.
 
-Below the horizon every version is committed and every snapshot sees it. So of each cell all but the newest one there
-are superseded; that one goes too if it is a tombstone, or past its table's time to live for every snapshot.
-Versions go in their order, oldest first, so a cell reads the same wherever a limit cuts: a tombstone after all that
-it hides.
+Below the horizon every version is committed and every snapshot sees it. So all versions of a cell but the newest one
+there are superseded. The newest one is deleted too if it is a tombstone, or past its table's time to live for every
+snapshot. Versions are deleted oldest first, a tombstone after all that it hides: the cell reads the same wherever a
+limit stops the deletion.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.portable import prefix_of
 from export_queue.core.store.schema import cell, conflict_key
-from export_queue.core.store.schema_names import prefix_of
 
 Cells: TypeAlias = tuple[int, bytes, bytes | None]
 """Table number, row, and column, or None for the whole row."""
@@ -37,7 +37,7 @@ _OF_CELLS = (
     + _DOOMED
     + f"order by {_KEY} limit :most"
 )
-# By place: joining the table with a list of its own rows, PostgreSQL may read it all.
+# By ctid: if the table were joined with a list of its own rows, PostgreSQL might read all of it.
 _DELETE_OF_CELLS = (
     """
     delete from {s}xq_cell where ctid = any(array(
@@ -59,7 +59,7 @@ _TO_END = " and (c.row_key, c.column_key, c.version) <= (:end_row, :end_column, 
 _OF_KEYS = "from {s}xq_conflict_key where key > :after and key <= :last and writer < :horizon"
 _DELETE_KEYS = {
     "sqlite": "delete " + _OF_KEYS,
-    # A key that a commit is writing is not waited for.
+    # A key that a commit is writing is skipped.
     "postgresql": "delete from {s}xq_conflict_key where ctid = any(array(select ctid "
     + _OF_KEYS
     + " for update skip locked))",
@@ -69,6 +69,11 @@ _NEVER = -1
 """No version is as old as this."""
 
 
+def last_writer(work: Reading, key: bytes) -> int | None:
+    """Read which transaction last committed a write of a conflict key; None if clean-up has deleted the key."""
+    return work.connection.scalar(sa.select(conflict_key.c.writer).where(conflict_key.c.key == key))
+
+
 def keys_after(work: Work, place: bytes, *, limit: int) -> list[bytes]:
     """Read the next conflict keys in their order."""
     key = conflict_key.c.key
@@ -76,16 +81,16 @@ def keys_after(work: Work, place: bytes, *, limit: int) -> list[bytes]:
 
 
 def delete_keys(work: Work, after: bytes, last: bytes, *, horizon: int) -> int:
-    """Delete the conflict keys behind one and up to another whose last writer is below the horizon.
+    """Delete the conflict keys after one and up to another whose last writer is below the horizon.
 
-    Every transaction that may still commit sees that writer, so that the key would not refuse it.
+    Every transaction that may still commit sees that writer, so the key would never refuse its commit.
     """
     statement = _text(work, _DELETE_KEYS[work.connection.dialect.name])
     return work.connection.execute(statement, {"after": after, "last": last, "horizon": horizon}).rowcount
 
 
 def delete_of_cells(work: Work, cells: Sequence[Cells], *, horizon: int, limit: int) -> int:
-    """Delete the versions of some cells that no snapshot can read; where cells expire, only superseded ones."""
+    """Delete the versions of some cells that no snapshot can read; expired ones stay."""
     arguments = {"horizon": horizon, "expired": _NEVER, "most": limit}
     numbers, rows, columns = zip(*cells, strict=True)
     if work.connection.dialect.name == "postgresql":
@@ -102,7 +107,7 @@ def delete_of_cells(work: Work, cells: Sequence[Cells], *, horizon: int, limit: 
 
 
 def page_end(work: Work, after: CellKey, *, rows: int) -> CellKey | None:
-    """Find the last of the next versions of a table; None if there are fewer."""
+    """Find the last of the next ``rows`` versions of a table; None if there are fewer."""
     c = cell.c
     place = sa.tuple_(
         sa.literal(after[1], sa.LargeBinary), sa.literal(after[2], sa.LargeBinary), sa.literal(after[3], sa.BigInteger)
@@ -114,9 +119,8 @@ def page_end(work: Work, after: CellKey, *, rows: int) -> CellKey | None:
 
 
 def delete_of_page(work: Work, after: CellKey, end: CellKey | None, *, horizon: int, expired: int | None = None) -> int:
-    """Delete the versions between two places of a table that no snapshot can read.
+    """Delete the versions after one and up to another that no snapshot can read.
 
-    :param after: the place before the first version.
     :param end: the last version; None for all that follow.
     :param expired: versions up to this one are past their table's time to live for every snapshot.
     """
