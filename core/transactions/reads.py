@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import cast
 
-from export_queue.core.store import AnySnapshot, Cell, Handle, Span, Version, VersionKey
+from export_queue.core.store import AnySnapshot, Cell, Handle, Scan, Span, Version, VersionKey
 from export_queue.core.transactions.ages import require_young
 from export_queue.core.transactions.scans import LARGEST_PAGE, Found, first_limit, merged, newest_of, next_page, page_of
 from export_queue.core.transactions.transaction import OpenTransaction
@@ -91,13 +91,13 @@ def scan_cells(
 def _pages(
     opened: OpenTransaction, table: int, span: Span, ttl_ms: int | None, limit: int, longest: int
 ) -> Iterator[list[Found]]:
-    scan_versions = opened.database.dialect.steps.scan_versions
     after: VersionKey = span.first_row, b"", 0  # before all columns of the first row: no column has an empty name
     expired = None if ttl_ms is None else _expired(opened, ttl_ms)
     newest = False
     while True:
         opened.require_open()
-        rows = opened.read(scan_versions, table, span, after=after, limit=limit, expired=expired, newest=newest)
+        scan = Scan(table=table, span=span, after=after, limit=limit, expired=expired, newest=newest)
+        rows = opened.read(opened.database.dialect.steps.scan_versions, scan)
         if expired is not None:
             _require_young(opened)
         page = newest_of(rows, limit) if newest else page_of(rows, limit)

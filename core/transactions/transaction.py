@@ -36,6 +36,7 @@ from export_queue.core.store import (
     Handle,
     Snapshot,
     StagedMeanwhile,
+    StartCall,
     Version,
     Writes,
     identity_of,
@@ -262,16 +263,8 @@ class OpenTransaction:
             self._snapshot = settled_snapshot(self.database)
         else:
             expire_if_due(self.database, seconds=self._seconds)
-            begun = self._session.call(
-                self.database.dialect.steps.begin,
-                kind="read" if self.kind == "read" else "short",
-                request=self.request,
-                timeout_ms=self._timeout_ms,
-                client=self.database.client,
-                first=first,
-            )
-            self._id, self._snapshot, found = begun.id, begun.snapshot, begun.found
-            self._deadline_ms = begun.taken_ms + self._timeout_ms
+            self._snapshot, taken_ms, found = self._session.call(self.database.dialect.steps.begin, first)
+            self._deadline_ms = taken_ms + self._timeout_ms
         self._move(State.IN_PROGRESS)
         return found
 
@@ -297,8 +290,7 @@ class OpenTransaction:
 
     def _draw(self, first: Cell | None = None) -> tuple[int, tuple[int, ...], int, Version | None]:
         assert self.kind != "read"
-        return self._session.call(
-            self.database.dialect.steps.start,
+        call = StartCall(
             kind=self.kind,
             request=self.request,
             timeout_ms=self._timeout_ms,
@@ -306,6 +298,7 @@ class OpenTransaction:
             first=first,
             load=self._load,
         )
+        return self._session.call(self.database.dialect.steps.start, call)
 
     def _become(self, value: Transaction) -> None:
         self._value, self._id, self._deadline_ms = value, value.id, value.deadline_ms

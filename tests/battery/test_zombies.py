@@ -242,7 +242,7 @@ def test_clean_up_removes_what_is_being_staged_while_it_runs(way: Way, begin: Be
     late = Writes(cells=[(zombie.tx.table("rows")._options.number, b"late", b"c", b"late")])
     with ThreadPoolExecutor(1) as pool:
         with zombie.store.database.begin() as work:
-            assert steps.stage(work.connection, zombie.id, late, zombie.id + 1, store_id=zombie.store.id)
+            assert steps.stage(work.connection, zombie.id, late, zombie.id + 1, store_id=zombie.store.id, load=None)
             cleaning = pool.submit(clean_up, zombie.others)
             if way.database != "sqlite":  # where it waits for its turn
                 cleaning.result(WAIT)

@@ -32,13 +32,7 @@ def number_of(value: dict[str, Any]) -> int:
 def excluded(store: Store) -> tuple[int, ...]:
     """Take a snapshot as a transaction does that has no id."""
     with store.database.connect() as connection:
-        begun = store.database.dialect.steps.begin(
-            connection,
-            kind="read",
-            request=None,  # type: ignore[arg-type]  # of no use without an id
-            timeout_ms=1,
-            client="test",
-        )
+        begun = store.database.dialect.steps.begin(connection)
     assert isinstance(begun.snapshot, ServerSnapshot)
     return begun.snapshot.excluded
 

@@ -422,7 +422,7 @@ def test_a_flush_that_arrives_behind_its_repetition_changes_nothing(store: Store
         late, repeated = dialect.draw(connection), dialect.draw(connection)
 
         def stage(text: bytes, number: int) -> Sequence[int]:
-            return dialect.stage(connection, own, writes(text), number, store_id=store.identity.store_id)
+            return dialect.stage(connection, own, writes(text), number, store_id=store.identity.store_id, load=None)
 
         assert stage(b"new", repeated)
         assert stage(b"old", late) == ()

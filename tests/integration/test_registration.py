@@ -31,7 +31,7 @@ from export_queue import (
     TransactionError,
 )
 from export_queue.core.postgresql_connection import BoundedConnection
-from export_queue.core.store import CommitCall, Snapshot, Version, Writes, schema
+from export_queue.core.store import CommitCall, Snapshot, StartCall, Version, Writes, schema
 from export_queue.core.store.conflict_keys import row_key
 from export_queue.core.store.registration import Kind
 from export_queue.core.transactions import expire, take_snapshot
@@ -60,7 +60,7 @@ class Started(NamedTuple):
 
 def start(store: Store, connection: sa.Connection, **options: Any) -> Started:
     options = {"kind": "short", "request": uuid4(), "timeout_ms": 30_000, "client": "test", **options}
-    return Started(*store.database.dialect.steps.start(connection, **options))
+    return Started(*store.database.dialect.steps.start(connection, StartCall(**options)))
 
 
 def number_of_t(store: Store) -> int:

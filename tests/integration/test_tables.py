@@ -109,9 +109,9 @@ def test_pages_of_a_scan_are_as_long_as_their_values_are_small(
     dialect, asked = store.database.dialect.steps, []
     read = dialect.scan_versions
 
-    def scan_versions(*arguments, limit, **named):  # type: ignore[no-untyped-def]
-        asked.append(limit)
-        return read(*arguments, limit=limit, **named)
+    def scan_versions(connection, snapshot, scan):  # type: ignore[no-untyped-def]
+        asked.append(scan.limit)
+        return read(connection, snapshot, scan)
 
     monkeypatch.setattr(dialect, "scan_versions", scan_versions)
     with store.transaction() as tx:

@@ -333,7 +333,7 @@ def test_a_write_that_is_staged_while_the_transaction_is_aborted_is_refused(stor
     opened_by(tx).abort()
     late = Writes(cells=[(catalogue_of(store).table("t").number, b"a", b"n", b"late")])
     with store.database.connect() as connection, pytest.raises(RegistrationLost):
-        store.database.dialect.steps.stage(connection, own, late, own + 1, store_id=store.id)
+        store.database.dialect.steps.stage(connection, own, late, own + 1, store_id=store.id, load=None)
     assert read(store, "a") is None
 
 

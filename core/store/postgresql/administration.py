@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from typing import Any
+from weakref import WeakKeyDictionary
 
+import psycopg
+
+from export_queue.core.errors import OtherCluster
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection
 from export_queue.core.store.postgresql import calls as calls
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql import statements as sql
-from export_queue.core.store.postgresql.server_lives import ServerLives
 from export_queue.core.store.registration import (
     HOUR_OF_IDS,
     LAG_OF_IDS,
@@ -22,7 +26,7 @@ from export_queue.core.store.seams import Administration, Handle, Server
 
 
 class PostgresAdministration(Administration):
-    """Creates the id source and the functions, which stand in ``sql/``."""
+    """Creates the id source and the functions in ``sql/``."""
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
@@ -67,18 +71,37 @@ class PostgresAdministration(Administration):
 
 
 class PostgresServer(Server):
-    """The server of a store, to which only its cluster and its vacuum matter."""
+    """The server of a store. A life of a server ends when it crashes or another one takes its place.
 
-    def __init__(self, schema: str, lives: ServerLives) -> None:
+    Numbers of SQL transactions are only valid during the life in which they were given.
+    """
+
+    def __init__(self, schema: str) -> None:
         self._schema = schema
-        self._lives = lives
+        self._lives: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
+
+    def life_of(self, connection: Handle) -> str:
+        """Return the life of the server to which a connection leads, read once; empty on a standby.
+
+        :raises OtherCluster: the store was copied into another cluster.
+        """
+        raw = calls.raw(connection)
+        life = self._lives.get(raw)
+        if life is None:
+            stored, cluster, token = calls.one(connection, sql.in_schema(self._schema, sql.SERVER))
+            if stored is not None and cluster is not None and stored != cluster:
+                raise OtherCluster(f"store {self._schema}: expected a server of cluster {stored}, found {cluster}")
+            if token is None:
+                return ""  # a standby: the snapshot says so
+            life = self._lives[raw] = f"{cluster}/{token}"
+        return life
 
     def limit(self, raw: object, seconds: float) -> None:
         if isinstance(raw, BoundedConnection):
             raw.answer_seconds = min(seconds, LONGEST_SECONDS)
 
     def check(self, connection: Handle) -> None:
-        self._lives.of(connection)
+        self.life_of(connection)
 
     def adopt(self, connection: Handle) -> None:
         for statement in sql.ADOPT:
@@ -89,7 +112,7 @@ class PostgresServer(Server):
         return errors.is_creation_met(error)
 
     def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
-        # The count is some seconds late: if it has the caller's own rows, the vacuum only comes earlier.
+        # The server counts some seconds late. If it has counted the caller's rows, the vacuum only starts earlier.
         return removed + int(calls.one(connection, sql.in_schema(self._schema, sql.DEAD_ENTRIES))[0]) > after
 
     def tidy_entries(self, connection: Handle) -> None:

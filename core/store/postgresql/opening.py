@@ -13,13 +13,12 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.store.postgresql.administration import PostgresAdministration, PostgresServer
 from export_queue.core.store.postgresql.connection import CLIENT_DEFAULTS, PostgresDriver, bound_connections
 from export_queue.core.store.postgresql.locks import PostgresLocks
-from export_queue.core.store.postgresql.server_lives import ServerLives
 from export_queue.core.store.postgresql.transactions import PostgresSteps
 from export_queue.core.store.postgresql.wake_ups import PostgresWakeUps
 from export_queue.core.store.seams import Dialect
 
 _SET_HERE = re.compile(r"(?:-c\s*|--)(search[-_]path|synchronous[-_]commit)\s*=", re.IGNORECASE)
-"""Settings of a session that the store pins."""
+"""Settings of a session that the store sets itself."""
 
 
 def open_engine(
@@ -27,10 +26,10 @@ def open_engine(
 ) -> sa.Engine:
     """Make an engine on psycopg 3 whose connections begin no SQL transaction by themselves.
 
-    :param password: the password, or a function that is asked at each new connection.
+    :param password: the password, or a function that is called for each new connection.
     :raises InvalidArgument: the URL has an option that the driver does not take.
     """
-    # A pooler hands the next SQL transaction to another server session, without the prepared statements of this one.
+    # A pooler may run the next SQL transaction in another server session, without the prepared statements of this one.
     prepare: dict[str, Any] = {"prepare_threshold": None} if behind_pooler else {}
     arguments = postgresql_arguments(url, where="the store's URL")
     check_postgresql_files(arguments, where="the store's URL")
@@ -42,11 +41,11 @@ def open_engine(
     engine = sa.create_engine(
         bare_url(url, "postgresql+psycopg"),
         isolation_level="AUTOCOMMIT",
-        hide_parameters=True,  # values of entries do not belong into errors
+        hide_parameters=True,  # errors must not show values of entries
         connect_args={
             **CLIENT_DEFAULTS,
             **arguments,
-            "client_encoding": "UTF8",  # one in which every text can be sent, whatever the role asks for
+            "client_encoding": "UTF8",  # can send every text, whatever the role's default is
             **prepare,
         },
         pool_size=8,
@@ -60,18 +59,14 @@ def open_engine(
 
 
 def open_dialect(engine: sa.Engine, schema: str) -> Dialect:
-    """Make the seams of a store.
-
-    :param engine: of :func:`open_engine`.
-    :param schema: that holds the store.
-    """
-    lives = ServerLives(schema)
+    """Make the seams of a store in a schema, on an engine of :func:`open_engine`."""
+    server = PostgresServer(schema)
     return Dialect(
         name="postgresql",
         driver=PostgresDriver(),
-        steps=PostgresSteps(schema, engine, lives),
+        steps=PostgresSteps(schema, engine, server),
         administration=PostgresAdministration(schema),
         locks=PostgresLocks(schema),
         wake_ups=PostgresWakeUps(),
-        server=PostgresServer(schema, lives),
+        server=server,
     )

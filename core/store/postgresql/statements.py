@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
+from collections.abc import Sequence
 
 import xxhash
 
 from export_queue.core.postgresql_arrays import BigintArray, ByteaArray
 from export_queue.core.postgresql_connection import Prepared
-from export_queue.core.store.seams import Span, VersionKey
+from export_queue.core.store.seams import Scan
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot
 
 UP_TO = "version <= %b"
-"""What a snapshot sees, if it is a prefix or its excluded ids do not matter; the predicates take :func:`seen_by`'s
-arguments."""
+"""What a snapshot sees that is a prefix, or whose excluded ids do not matter. :func:`seen_by` gives the arguments."""
 BY_IDS = "(version = any(%b) or (version <= %b and version <> all(%b)))"
 BY_SERVER = "xid < %b and xid <> all(%b)"
-"""The same for a snapshot of the server's."""
+"""The same for a server's snapshot."""
 BY_SERVER_AND_IDS = f"{BY_SERVER} and version <> all(%b)"
 PREDICATES = (UP_TO, BY_IDS, BY_SERVER, BY_SERVER_AND_IDS)
 _WRITES = ", ".join(["%b"] * 9)
@@ -38,9 +37,9 @@ HAS_WRITER = """
         where d.adrelid = '{s}.{table}'::regclass
           and pg_catalog.pg_get_expr(d.adbin, d.adrelid) like '%%pg_current_xact_id%%')
 """
-"""Asked first: the statement below locks out all who write, and may meet them in a deadlock."""
+"""Checked first: the statement below blocks all writers, and may deadlock with them."""
 ADD_WRITER = "alter table {s}.{table} alter column xid set default pg_catalog.pg_current_xact_id()::text::bigint"
-"""The top-level SQL transaction that writes a row: right below savepoints of the user's, as ``xmin`` is not."""
+"""The top-level SQL transaction that writes a row. Unlike ``xmin`` it is right inside a user's savepoint too."""
 DRAW = "select id from {s}.xq_draw_v1(true, false)"
 LOCK_AT_ONCE = """
     select {s}.xq_lock_at_once_v1(%s::bigint, %s::int, %s::int, %s::int[], %s::int[], %s::text[], %s, %s::int, %s,
@@ -72,9 +71,9 @@ SNAPSHOT = (
         order by e.version desc limit 1) c on true
 """
 )
-"""One statement, and so one SQL snapshot, to which belong the ids that are excluded from it and the newest version of
-the first cell. The arguments are those of the snapshot as of which the ids are known, then the cell. It gives all ids
-if they are not known, or those of another table, which a restore has made; else those that have come and gone since."""
+"""Reads a SQL snapshot, the ids that are excluded from it and the newest version of the first cell in one statement.
+The arguments are those of the snapshot as of which the ids are known, then the cell. It returns all ids if they are not
+known, or known of another table, which a restore has made; otherwise the ids that were added and removed since."""
 FORGET_CHANGES = "select {s}.xq_forget_changes_v1(%b)"
 SERVER = "select stored, cluster, life from {s}.xq_server_life_v1()"
 ADOPT = (
@@ -86,9 +85,9 @@ ADOPT = (
     "update {s}.xq_store set changes_from = pg_catalog.pg_current_xact_id()::text::bigint + 1",
     "update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_life_v1() v)",
 )
-"""Every row that is there was there before all SQL transactions of this cluster."""
+"""Every existing row is older than all SQL transactions of this cluster."""
 MAKE_DURABLE = "update {s}.xq_active set client = client where owner = %b"
-"""Its durable commit makes all earlier writes durable."""
+"""Its durable commit makes all earlier writes durable too."""
 CHECKPOINT = "select {s}.xq_checkpoint_v1(%b)"
 TAKE_SNAPSHOT = "select read_pointer, excluded from {s}.xq_take_snapshot_v1()"
 POINTERS = "select array(select id from {s}.xq_active where owner = %b order by id)"
@@ -105,10 +104,10 @@ QUEUES_OF_TRANSACTION = """(
         where o.layout > 1 and l.queue_number = coalesce(o.parent, o.number)
           and l.ceased_id >= tx and l.closed_ms is null
         order by l.layout limit 1) f on true)"""
-"""Queues in the layouts in which transaction ``tx`` adds: the oldest that were current when it had begun. So all that
-it adds lies in one, and no key of it in two under one sequence, although it stages its entries little by little."""
+"""Queues in the layouts to which transaction ``tx`` adds: the oldest ones that were current when it began. So all that
+it adds to a queue is in one layout, and no key in two under one sequence, although it stages its entries in parts."""
 MOMENT_MS = 50
-"""The longest wait of somebody who changes the readers of a queue: commits that come meanwhile wait behind."""
+"""Maximum wait of a transaction that changes the readers of a queue: later commits wait for it."""
 WAIT_BRIEFLY = f"select pg_catalog.set_config('lock_timeout', '{MOMENT_MS}', true)"
 HOLD_READERS = "select {s}.xq_hold_readers_v1(%b)"
 TRY_READERS = "select {s}.xq_try_readers_v1(%b)"
@@ -127,7 +126,7 @@ ENTRIES = _ENTRIES.replace("?", "true")
 ENTRIES_AFTER = _ENTRIES.replace("?", "bucket >= %b and (bucket, key, seq) > (%b, %b, %b)")
 DEAD_ENTRIES = "select pg_catalog.pg_stat_get_dead_tuples('{s}.xq_entry'::regclass)"
 VACUUM_ENTRIES = "vacuum (skip_locked, index_cleanup on) {s}.xq_entry"
-"""Where another vacuum is at it, there is nothing to wait for."""
+"""If another vacuum is running, there is nothing to wait for."""
 ABORT = "select {s}.xq_abort_v1(%s, %b, %b, %s)"
 REFUSE = "insert into {s}.xq_outcome values (%b, 'refused', null, " + NOW + ") on conflict do nothing"
 OUTCOME = "select status, id from {s}.xq_outcome where request = %b"
@@ -147,8 +146,8 @@ _SCAN_NEWEST = f"""
           and c.version = k.version offset 0) newest
     order by row_key, column_key
 """
-"""``distinct on`` would sort the versions of each cell, values and all, in workers that are started for each page. Here
-they are counted off in the order of the index, and ``offset 0`` keeps the planner from reading the whole table."""
+"""``distinct on`` would sort the versions of each cell with their values, in workers that are started for each page.
+This one reads them in the order of the index, and ``offset 0`` keeps the planner from reading the whole table."""
 
 
 def quoted(schema: str) -> str:
@@ -157,21 +156,21 @@ def quoted(schema: str) -> str:
 
 
 def in_schema(schema: str, statement: str) -> bytes:
-    """Return a statement about the store in a schema."""
+    """Fill in the schema of a statement."""
     return statement.format(s=quoted(schema)).encode()
 
 
 def prepared(name: str, statement: str) -> Prepared:
-    """Give a statement the server's own placeholders, and a name of its own under which it can be prepared."""
+    """Give a statement the server's own placeholders and a unique name under which it can be prepared."""
     numbers = itertools.count(1)
     text = re.sub("%[bs]", lambda _: f"${next(numbers)}", statement).encode()
     return Prepared(f"{name}_{xxhash.xxh64_hexdigest(text)}".encode(), text)
 
 
 def read_cell(predicate: str) -> str:
-    """Return the statement that reads the horizon and the newest version of one cell that a predicate admits.
+    """Return the statement that reads the horizon and the newest version of one cell that satisfies a predicate.
 
-    It takes table number, row and column, then the predicate's arguments.
+    Its arguments are table number, row and column, then those of the predicate.
     """
     return f"""
         select s.horizon, c.version, c.value
@@ -183,9 +182,9 @@ def read_cell(predicate: str) -> str:
 
 
 def read_cells(predicate: str) -> str:
-    """Return the same statement for many cells of one table, which come with their positions, counted from 1.
+    """Return the same statement for many cells of one table, with their positions, counted from 1.
 
-    It takes arrays of rows and of columns, and the table number, then the predicate's arguments.
+    Its arguments are arrays of rows and of columns, and the table number, then those of the predicate.
     """
     return f"""
         select (select horizon from {{s}}.xq_store), w.place, c.version, c.value
@@ -200,8 +199,8 @@ def read_cells(predicate: str) -> str:
 def seen_by(snapshot: AnySnapshot, *, exactly: bool) -> tuple[str, tuple[int | BigintArray, ...]]:
     """Return the predicate of what a snapshot sees, and its arguments.
 
-    :param exactly: whether it leaves out the excluded ids. There may be thousands: where few versions are read, it is
-        quicker to read without them first.
+    :param exactly: whether it leaves out the excluded ids. There may be thousands, so if few versions are read, it is
+        faster to read without them first.
     """
     if isinstance(snapshot, ServerSnapshot):
         ended = (snapshot.xmax, BigintArray.of(snapshot.xip))
@@ -212,21 +211,26 @@ def seen_by(snapshot: AnySnapshot, *, exactly: bool) -> tuple[str, tuple[int | B
     return UP_TO, (snapshot.read_pointer,)
 
 
-def scan(schema: str, span: Span, seen: str, *, expires: bool, newest: bool) -> bytes:
-    """Write the statement that reads the first versions of a span, or only the newest one of each cell.
+def scan(
+    schema: str, scan: Scan, seen: str, seen_arguments: Sequence[int | BigintArray]
+) -> tuple[bytes, list[int | bytes | BigintArray | ByteaArray]]:
+    """Return the statement of a scan and its arguments.
 
-    It takes the arguments of :func:`of_span`, those of the predicate, and how many versions.
-
-    :param seen: the predicate of :func:`seen_by`.
+    :param seen: the predicate of :func:`seen_by`, whose arguments follow.
     """
+    arguments: list[int | bytes | BigintArray | ByteaArray] = [] if scan.expired is None else [scan.expired]
+    arguments += [scan.table, *scan.after]
     conditions = ["true"]
-    if span.end_row is not None:
+    if scan.span.end_row is not None:
         conditions.append("row_key < %b")
-    if span.columns:
+        arguments.append(scan.span.end_row)
+    if scan.span.columns:
         conditions.append("column_key = any(%b)")
-    value = "case when version > %b then value end" if expires else "value"
-    statement = _SCAN_NEWEST if newest else _SCAN
-    return statement.format(s=schema, value=value, span=" and ".join(conditions), seen=seen).encode()
+        arguments.append(ByteaArray.of(scan.span.columns))
+    value = "value" if scan.expired is None else "case when version > %b then value end"
+    statement = _SCAN_NEWEST if scan.newest else _SCAN
+    text = statement.format(s=schema, value=value, span=" and ".join(conditions), seen=seen)
+    return text.encode(), [*arguments, *seen_arguments, scan.limit]
 
 
 SEND_HINTS = """
@@ -237,18 +241,7 @@ SEND_HINTS = """
       select case when pg_catalog.pg_try_advisory_xact_lock(k.a, k.b) then false
                   else pg_catalog.pg_notify(k.channel, '')::text is not null end as sent) as h
 """
-"""Sends a hint to each channel that is listened to: a listener holds the lock of its two numbers. Nothing is written
-where there is none; what is written needs no flush."""
+"""Sends a hint to each channel with a listener, which holds the lock of the channel's two numbers. If there is none,
+nothing is written. What is written needs no flush."""
 LISTEN_LOCK = "select pg_catalog.pg_advisory_lock_shared(%s, %s)"
-"""Shows that somebody listens, until the session ends."""
-
-
-def of_span(table: int, span: Span, after: VersionKey, *, expired: int | None) -> list[Any]:
-    """Return the arguments that a span adds to the statement, before those of visibility."""
-    arguments: list[Any] = [] if expired is None else [expired]
-    arguments += [table, *after]
-    if span.end_row is not None:
-        arguments.append(span.end_row)
-    if span.columns:
-        arguments.append(ByteaArray.of(span.columns))
-    return arguments
+"""Shows until the end of the session that somebody listens."""

@@ -1,10 +1,10 @@
-"""The steps of a transaction on PostgreSQL: one function call each."""
+"""The steps of a transaction on PostgreSQL, with one call of a SQL function each."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import psycopg
@@ -17,26 +17,27 @@ from export_queue.core.store.conflict_keys import entry_key
 from export_queue.core.store.postgresql import calls as calls
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql import statements as sql
+from export_queue.core.store.postgresql.administration import PostgresServer
 from export_queue.core.store.postgresql.calls import BIGINT, INT
 from export_queue.core.store.postgresql.connection import bound_transaction, may_prepare
 from export_queue.core.store.postgresql.excluded_ids import ExcludedIds, ServerMoment
-from export_queue.core.store.postgresql.server_lives import ServerLives
 from export_queue.core.store.registration import Kind, Registration, registration_of
 from export_queue.core.store.seams import (
     NO_VERSION,
     Begun,
     Cell,
+    CellOfTable,
     CommitCall,
     Committed,
     EntryKey,
     Handle,
     Outcome,
-    Span,
+    Scan,
+    StartCall,
     Started,
     Swept,
     TransactionSteps,
     Version,
-    VersionKey,
     Writes,
 )
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapshot
@@ -45,23 +46,21 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
 MOST_CHANGES = 1000
-"""Minimum number of changes of the excluded ids that are kept; a process that has missed more reads all ids."""
+"""Number of changes of the excluded ids that are kept at least. A process that has missed more reads all ids."""
 _NO_CELL = (None, None, None)
 _TRUE = b"\1"
 
 
 class PostgresSteps(TransactionSteps):
-    """Steps whose functions stand in ``sql/``.
+    """Steps that call the functions in ``sql/``. The snapshot of a short transaction is the server's own.
 
-    The snapshot of a short transaction is the server's own, which registers nothing.
-
-    :param engine: for steps that must not be part of a SQL transaction of the user's.
+    :param engine: for steps that must not be part of a user's SQL transaction.
     """
 
-    def __init__(self, schema: str, engine: sa.Engine, lives: ServerLives) -> None:
+    def __init__(self, schema: str, engine: sa.Engine, server: PostgresServer) -> None:
         self._engine = engine
         self._schema = schema
-        self._lives = lives
+        self._server = server
         self._excluded = ExcludedIds("")
         """The ids that the last snapshot excluded for long."""
         self._read_cell = {seen: self._prepared("xq_read", sql.read_cell(seen)) for seen in sql.PREDICATES}
@@ -86,7 +85,7 @@ class PostgresSteps(TransactionSteps):
 
     @contextlib.contextmanager
     def _apart(self, connection: Handle) -> Iterator[Handle]:
-        """Lend a connection that is in no SQL transaction of the user's."""
+        """Lend a connection outside of the user's SQL transaction."""
         if calls.raw(connection).info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             yield connection
         else:
@@ -119,19 +118,10 @@ class PostgresSteps(TransactionSteps):
     def store_id(self, connection: Handle) -> str:
         return str(calls.one(connection, self._sql(sql.STORE_ID))[0])
 
-    def begin(
-        self,
-        connection: Handle,
-        *,
-        kind: Literal["read", "short"],
-        request: UUID,
-        timeout_ms: int,
-        client: str,
-        first: Cell | None = None,
-    ) -> Begun:
-        origin = self._lives.of(connection)
-        known, cell = self._excluded, _NO_CELL if first is None else _packed(first)
-        # Behind a pooler a server may crash and recover unseen, and give numbers anew.
+    def begin(self, connection: Handle, first: Cell | None = None) -> Begun:
+        origin = self._server.life_of(connection)
+        known, cell = self._excluded, _NO_CELL if first is None else (BIGINT.pack(first[0]), *first[1:])
+        # Behind a pooler a server may crash and recover unnoticed, and reuse numbers of SQL transactions.
         if known.origin != origin or not may_prepare(calls.raw(connection)):
             known = ExcludedIds(origin)
         answer, moment, now_known = self._ask_snapshot(connection, known, cell)
@@ -139,7 +129,7 @@ class PostgresSteps(TransactionSteps):
             answer, moment, now_known = self._ask_snapshot(connection, ExcludedIds(origin), cell)
         assert now_known is not None
         self._excluded = now_known
-        # Before a mark was recorded, all ids below it had ended; the horizon is such a mark.
+        # All ids below a mark had ended before it was recorded; the horizon is such a mark.
         low, now = _number(answer(0, 0)), _number(answer(0, 2))
         snapshot = ServerSnapshot(moment.xmax, moment.xip, now_known.ids, low, origin)
         found = None
@@ -147,7 +137,7 @@ class PostgresSteps(TransactionSteps):
             found = _version(answer(0, 7), answer(0, 8))
             if found[0] is not None and snapshot.excludes(found[0]):
                 found = self.read_cell(connection, snapshot, *first)
-        return Begun(snapshot, now, None, found)
+        return Begun(snapshot, now, found)
 
     def _ask_snapshot(
         self, connection: Handle, known: ExcludedIds, cell: tuple[bytes | None, ...]
@@ -160,25 +150,15 @@ class PostgresSteps(TransactionSteps):
         every = None if listed is None else numbers_of(listed)
         return answer, moment, known.at(moment, table, every, () if changes is None else numbers_of(changes))
 
-    def start(
-        self,
-        connection: Handle,
-        *,
-        kind: Kind,
-        request: UUID,
-        timeout_ms: int,
-        client: str,
-        first: Cell | None = None,
-        load: int | None = None,
-    ) -> Started:
-        registration = registration_of(kind, has_id=True)
-        arguments = (kind, registration, registration == "row", request, timeout_ms, client)
-        if load is not None:
-            row = calls.one(connection, self._start_load, (*arguments[1:], load))
+    def start(self, connection: Handle, call: StartCall) -> Started:
+        registration = registration_of(call.kind, has_id=True)
+        arguments = (registration, registration == "row", call.request, call.timeout_ms, call.client)
+        if call.load is not None:
+            row = calls.one(connection, self._start_load, (*arguments, call.load))
         else:
-            row = calls.one(connection, self._start, (*arguments, *(first or (None, None, None))))
+            row = calls.one(connection, self._start, (call.kind, *arguments, *(call.first or (None, None, None))))
         tx, excluded, deadline, version, value = row
-        return Started(tx, tuple(excluded), deadline, None if first is None else (version, value))
+        return Started(tx, tuple(excluded), deadline, None if call.first is None else (version, value))
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
         pointer = int(calls.one(connection, self._sql(sql.CHECKPOINT), (transaction,))[0])
@@ -192,10 +172,10 @@ class PostgresSteps(TransactionSteps):
     def read_cell(self, connection: Handle, snapshot: AnySnapshot, table: int, row: bytes, column: bytes) -> Version:
         cell = (BIGINT.pack(table), row, column)
         if isinstance(snapshot, ServerSnapshot):
-            snapshot.require_origin(self._lives.of(connection))
+            snapshot.require_origin(self._server.life_of(connection))
         answer = self._ask_cell(connection, snapshot, cell, exactly=False)
         version = answer.get_value(0, 1)
-        # The excluded ids are sent only where they matter: there may be thousands.
+        # The excluded ids, maybe thousands, are sent only if they matter.
         if version is not None and snapshot.excludes(_number(version)):
             answer = self._ask_cell(connection, snapshot, cell, exactly=True)
         snapshot.require_above(_number(answer.get_value(0, 0)))
@@ -209,12 +189,12 @@ class PostgresSteps(TransactionSteps):
         return calls.ask(connection, self._read_cell[seen], (*cell, *sent))
 
     def read_cells(
-        self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
+        self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[CellOfTable]
     ) -> list[Version]:
         if isinstance(snapshot, ServerSnapshot):
-            snapshot.require_origin(self._lives.of(connection))
+            snapshot.require_origin(self._server.life_of(connection))
         found = self._ask_cells(connection, snapshot, table, cells, exactly=False)
-        if snapshot.excluded:  # not sent, as by read_cell
+        if snapshot.excluded:  # not sent at first, as in read_cell
             hidden = [
                 place for place, (version, _) in enumerate(found) if version is not None and snapshot.excludes(version)
             ]
@@ -225,13 +205,7 @@ class PostgresSteps(TransactionSteps):
         return found
 
     def _ask_cells(
-        self,
-        connection: Handle,
-        snapshot: AnySnapshot,
-        table: int,
-        cells: Sequence[tuple[bytes, bytes]],
-        *,
-        exactly: bool,
+        self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[CellOfTable], *, exactly: bool
     ) -> list[Version]:
         seen, arguments = sql.seen_by(snapshot, exactly=exactly)
         rows, columns = zip(*cells, strict=True)
@@ -244,23 +218,12 @@ class PostgresSteps(TransactionSteps):
         return found
 
     def scan_versions(
-        self,
-        connection: Handle,
-        snapshot: AnySnapshot,
-        table: int,
-        span: Span,
-        *,
-        after: VersionKey,
-        limit: int,
-        expired: int | None = None,
-        newest: bool = False,
+        self, connection: Handle, snapshot: AnySnapshot, scan: Scan
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         if isinstance(snapshot, ServerSnapshot):
-            snapshot.require_origin(self._lives.of(connection))
+            snapshot.require_origin(self._server.life_of(connection))
         exactly = isinstance(snapshot, ServerSnapshot) or not snapshot.is_prefix
-        seen, told = sql.seen_by(snapshot, exactly=exactly)
-        statement = sql.scan(sql.quoted(self._schema), span, seen, expires=expired is not None, newest=newest)
-        arguments = (*sql.of_span(table, span, after, expired=expired), *told, limit)
+        statement, arguments = sql.scan(sql.quoted(self._schema), scan, *sql.seen_by(snapshot, exactly=exactly))
         found = calls.rows(connection, statement, arguments)
         snapshot.require_above(calls.one(connection, self._sql(sql.HORIZON))[0])  # read later it is no smaller
         return found
@@ -298,11 +261,11 @@ class PostgresSteps(TransactionSteps):
         return self._send(connection, call, registration, call.transaction)
 
     def _commit_bound(self, connection: Handle, call: CommitCall, registration: Registration) -> Committed:
-        """Lock the keys, those of entries too, and only then draw the number of all that is written."""
+        """Lock the keys, including those of entries, and only then draw the number under which all is written."""
         writes = call.writes
         keys = sorted({*writes.keys, *(entry_key(queue, key) for queue, _, key, _ in writes.entries)})
         calls.one(connection, self._sql(sql.LOCK_KEYS), (ByteaArray.of(keys),))
-        # Its lock belongs to the user's SQL transaction.
+        # The number's lock belongs to the user's SQL transaction.
         return self._send(connection, call, registration, self.draw(connection))
 
     def _send(
@@ -311,8 +274,8 @@ class PostgresSteps(TransactionSteps):
         snapshot, writes = call.snapshot, call.writes
         servers = snapshot if isinstance(snapshot, ServerSnapshot) else None
         if servers is not None:
-            servers.require_origin(self._lives.of(connection))
-        # Where the server's snapshot decides, excluded ids matter to notifications alone.
+            servers.require_origin(self._server.life_of(connection))
+        # With a server's snapshot, excluded ids only matter for notifications.
         needs_excluded = snapshot is not None and (servers is None or writes.acknowledged)
         texts: tuple[bytes | None, bytes | None] = (None, None)
         if call.idempotency_key is not None:
@@ -345,7 +308,7 @@ class PostgresSteps(TransactionSteps):
     ) -> None:
         registration = registration_of(kind, has_id=True)
         if registration == "transaction":
-            return  # the lock goes with the user's SQL transaction
+            return  # the lock ends with the user's SQL transaction
         with self._apart(connection) as apart:
             invalid = (BigintArray.of(kept), left_to) if kept else (None, None)
             calls.one(apart, self._abort, (registration, transaction, *invalid))
@@ -380,16 +343,10 @@ class PostgresSteps(TransactionSteps):
         return swept
 
 
-def _packed(cell: Cell) -> tuple[bytes, bytes, bytes]:
-    """Give a cell as an argument of a prepared statement."""
-    return (BIGINT.pack(cell[0]), cell[1], cell[2])
-
-
 def _number(sent: Any) -> int:
     """Read a ``bigint`` of an answer."""
     return int.from_bytes(sent, signed=True)
 
 
 def _version(number: bytes | None, value: bytes | None) -> Version:
-    """Read the version of a cell in an answer."""
     return NO_VERSION if number is None else (_number(number), value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from export_queue.core.store.seams import Span
+from export_queue.core.store.seams import Scan
 
 _SEEN = """
     (version in (select value from json_each(:pointers))
@@ -73,15 +73,15 @@ _NEWEST = "group by row_key, column_key having max(version) order by row_key, co
 """The other columns are those of the row with the greatest version, as SQLite promises."""
 
 
-def scan(span: Span, *, is_prefix: bool, expires: bool, newest: bool) -> str:
-    """Write the statement that reads the first versions of a span, or only the newest one of each cell."""
+def scan(scan: Scan, *, is_prefix: bool) -> str:
+    """Return the statement of a scan."""
     conditions = ["true"]
-    if span.end_row is not None:
+    if scan.span.end_row is not None:
         conditions.append("row_key < :end")
-    if span.columns:
-        conditions.append(f"column_key in ({', '.join(f':column{i}' for i in range(len(span.columns)))})")
-    value = "case when version > :expired then value end" if expires else "value"
-    group, seen = _NEWEST if newest else _ALL_VERSIONS, _UP_TO if is_prefix else _SEEN
+    if scan.span.columns:
+        conditions.append(f"column_key in ({', '.join(f':column{i}' for i in range(len(scan.span.columns)))})")
+    value = "value" if scan.expired is None else "case when version > :expired then value end"
+    group, seen = _NEWEST if scan.newest else _ALL_VERSIONS, _UP_TO if is_prefix else _SEEN
     return _SCAN.format(value=value, span=" and ".join(conditions), seen=seen, group=group)
 
 

@@ -7,7 +7,6 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -35,18 +34,19 @@ from export_queue.core.store.seams import (
     NO_VERSION,
     Begun,
     Cell,
+    CellOfTable,
     Clock,
     CommitCall,
     Committed,
     EntryKey,
     Handle,
     Outcome,
-    Span,
+    Scan,
+    StartCall,
     Started,
     Swept,
     TransactionSteps,
     Version,
-    VersionKey,
     Writes,
 )
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
@@ -120,42 +120,24 @@ class SqliteSteps(TransactionSteps):
                 )
         return str(store_id)
 
-    def begin(
-        self,
-        connection: Handle,
-        *,
-        kind: Literal["read", "short"],
-        request: UUID,
-        timeout_ms: int,
-        client: str,
-        first: Cell | None = None,
-    ) -> Begun:
+    def begin(self, connection: Handle, first: Cell | None = None) -> Begun:
         snapshot = self.take_snapshot(connection)
         found = None if first is None else self.read_cell(connection, snapshot, *first)
-        return Begun(snapshot, self._clock(), None, found)
+        return Begun(snapshot, self._clock(), found)
 
-    def start(
-        self,
-        connection: Handle,
-        *,
-        kind: Kind,
-        request: UUID,
-        timeout_ms: int,
-        client: str,
-        first: Cell | None = None,
-        load: int | None = None,
-    ) -> Started:
-        raw = raw_of(connection)
-        if kind == "bound":
+    def start(self, connection: Handle, call: StartCall) -> Started:
+        raw, first = raw_of(connection), call.first
+        if call.kind == "bound":
             begin_own(raw)
-        with self.transaction(connection, durable=kind == "long"):
+        with self.transaction(connection, durable=call.kind == "long"):
             number = self._draw(raw)
             excluded = self._list_excluded(raw)
             now = self._clock()
-            low = excluded[0] if excluded else number
-            raw.execute(sql.REGISTER, (number, request.hex, kind, now, now + timeout_ms, low, number, client, load))
+            deadline, low = now + call.timeout_ms, excluded[0] if excluded else number
+            row = (number, call.request.hex, call.kind, now, deadline, low, number, call.client, call.load)
+            raw.execute(sql.REGISTER, row)
         found = None if first is None else self.read_cell(connection, Snapshot(number - 1, excluded), *first)
-        return Started(number, excluded, now + timeout_ms, found)
+        return Started(number, excluded, deadline, found)
 
     def checkpoint(self, connection: Handle, transaction: int) -> int:
         raw = raw_of(connection)
@@ -204,7 +186,7 @@ class SqliteSteps(TransactionSteps):
         return version, value
 
     def read_cells(
-        self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[tuple[bytes, bytes]]
+        self, connection: Handle, snapshot: AnySnapshot, table: int, cells: Sequence[CellOfTable]
     ) -> list[Version]:
         snapshot = _told_by_ids(snapshot)
         raw = raw_of(connection)
@@ -229,26 +211,16 @@ class SqliteSteps(TransactionSteps):
         return found
 
     def scan_versions(
-        self,
-        connection: Handle,
-        snapshot: AnySnapshot,
-        table: int,
-        span: Span,
-        *,
-        after: VersionKey,
-        limit: int,
-        expired: int | None = None,
-        newest: bool = False,
+        self, connection: Handle, snapshot: AnySnapshot, scan: Scan
     ) -> list[tuple[bytes, bytes, bytes | None]]:
         snapshot = _told_by_ids(snapshot)
         raw = raw_of(connection)
-        arguments: dict[str, object] = {"table": table, "pointer": snapshot.read_pointer, "limit": limit}
+        arguments: dict[str, object] = {"table": scan.table, "pointer": snapshot.read_pointer, "limit": scan.limit}
         arguments |= {"pointers": f"[{snapshot.write_pointers_text}]", "excluded": f"[{snapshot.excluded_text}]"}
-        arguments |= {"end": span.end_row, "expired": expired}
-        arguments |= dict(zip(("after_row", "after_column", "after_version"), after, strict=True))
-        arguments |= {f"column{i}": column for i, column in enumerate(span.columns)}
-        statement = sql.scan(span, is_prefix=snapshot.is_prefix, expires=expired is not None, newest=newest)
-        found = raw.execute(statement, arguments).fetchall()
+        arguments |= {"end": scan.span.end_row, "expired": scan.expired}
+        arguments |= dict(zip(("after_row", "after_column", "after_version"), scan.after, strict=True))
+        arguments |= {f"column{i}": column for i, column in enumerate(scan.span.columns)}
+        found = raw.execute(sql.scan(scan, is_prefix=snapshot.is_prefix), arguments).fetchall()
         snapshot.require_above(raw.execute(sql.HORIZON).fetchone()[0])  # read later it is no smaller
         return found
 
