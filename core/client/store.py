@@ -79,6 +79,7 @@ from export_queue.core.store import (
     back_up,
     create,
     identity_of,
+    open_database,
     queries,
 )
 from export_queue.core.tables import TableOptions, configure_table
@@ -155,7 +156,7 @@ class Store:
                     "password, schema, behind_pooler and segments belong into the StoreSpec, found one beside it"
                 )
             return cls(url.open(clock=clock, client=client, limits=limits))
-        database = Database.open(
+        database = open_database(
             url,
             password=password,
             schema=DEFAULT_SCHEMA if schema is None else schema,

@@ -309,7 +309,7 @@ class Follower:
         with self.store.database.read() as work:
             queue = find_reader(work, self.request.queue_id)
             number = queue.number if queue.parent is None else find_queue(work, queue.parent).number
-        return self.store.database.listen(self.store.id, number)
+        return self.store.database.hints.listen(self.store.id, number)
 
     def _meet(self, error: Exception, outages: int) -> None:
         """Wait a while after an error that passes.

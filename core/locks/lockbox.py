@@ -191,7 +191,7 @@ def release(database: Database, leases: Sequence[Lease]) -> None:
     with database.connect() as connection:
         some_wait = locks.release_locks(connection, places_of(leases), of_queues)
     if some_wait:
-        database.hint(identity_of(database).store_id, [waiters_of(number) for number in of_queues])
+        database.hints.tell(identity_of(database).store_id, [waiters_of(number) for number in of_queues])
 
 
 def waiters_of(queue: int) -> int:

@@ -283,7 +283,7 @@ class _Alarm:
             self._has_tried = True
             with contextlib.suppress(ExportQueueError):  # it looks now and then all the same
                 database, queue = self._asking.database, self._asking.queue
-                self._listener = database.listen(identity_of(database).store_id, waiters_of(queue.number))
+                self._listener = database.hints.listen(identity_of(database).store_id, waiters_of(queue.number))
         if self._listener is None:
             self._sleep(seconds)
         elif not self._listener.wait(seconds):

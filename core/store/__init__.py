@@ -1,11 +1,9 @@
-"""The store: one schema of a SQL database, and all SQL that is spoken to it.
+"""The store: one schema of a SQL database, and all SQL that uses it.
 
-Other rooms speak SQL through ``queries``, whose functions take an open SQL transaction, and through the seams of the
-database's dialect.
+Other rooms use ``queries``, whose functions take an open SQL transaction, and the seams of the database's dialect.
 """
 
 from export_queue.core.store import queries
-from export_queue.core.store.backup import back_up
 from export_queue.core.store.conflict_keys import (
     cell_key,
     cells_of_key,
@@ -19,7 +17,7 @@ from export_queue.core.store.creation import adopt, create, identity_of
 from export_queue.core.store.database import Database, Identity, Reading, Work
 from export_queue.core.store.hints import ALL_QUEUES
 from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
-from export_queue.core.store.opening import DEFAULT_SCHEMA
+from export_queue.core.store.opening import DEFAULT_SCHEMA, open_database
 from export_queue.core.store.place import parse_place
 from export_queue.core.store.queries.outcomes import new_request
 from export_queue.core.store.refusals import StagedMeanwhile, added_to_subscription, layout_closed, removed_subscription
@@ -44,6 +42,7 @@ from export_queue.core.store.seams import (
 )
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapshot, pack_ids, unpack_ids
 from export_queue.core.store.spec import StoreSpec
+from export_queue.core.store.sqlite.backup import back_up
 
 __all__ = [
     "ALL_QUEUES",
@@ -90,6 +89,7 @@ __all__ = [
     "layout_closed",
     "new_request",
     "notification_key",
+    "open_database",
     "pack_ids",
     "parse_place",
     "participant_key",

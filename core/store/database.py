@@ -1,11 +1,11 @@
-"""One database under a store: its connections, and SQL transactions that rooms pass on."""
+"""The database of a store: its connections, and SQL transactions that rooms pass on."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +16,15 @@ from export_queue.core.store import forks
 from export_queue.core.store.counters import Counters
 from export_queue.core.store.hints import HintTraffic
 from export_queue.core.store.limits import Limits
-from export_queue.core.store.opening import DEFAULT_SCHEMA, open_database
-from export_queue.core.store.place import parse_place
 from export_queue.core.store.pool import Pool
-from export_queue.core.store.seams import Clock, Dialect, Listener
+from export_queue.core.store.seams import Dialect
 from export_queue.core.store.tidying import Tidying
 from export_queue.core.store.translation import Translator
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A connection for reading, lent for a block: each statement sees all commits before it."""
+    """A connection for reading, lent for a block. Each statement sees all commits before it."""
 
     connection: sa.Connection
     database: Database
@@ -46,12 +44,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Work(Reading):
-    """An open SQL transaction of the store; rooms pass it on and never end it."""
+    """An open SQL transaction of the store. Rooms pass it on and never end it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which store this is."""
+    """The identity of a store."""
 
     store_id: str
     schema_version: int
@@ -82,59 +80,20 @@ class Database:
         self.segments = segments
         """The place of files with bulk entries, as it was given."""
         self.identity: Identity | None = None
-        """The store, once it has been checked; None again after another one was found in its place."""
+        """The store, once it has been checked; None after another store was found in its place."""
         self.counters = Counters()
-        """Ends of this process's transactions, counted."""
+        """Counts of the ends of this process's transactions."""
         self.left_behind: set[int] = set()
-        """Long transactions whose abort did not reach the store; they are aborted at a later start."""
+        """Long transactions whose abort did not reach the store. A later start aborts them."""
         self.expired_at = 0.0
-        """Monotonic seconds of this process's last check for late transactions."""
+        """When this process last checked for late transactions, in monotonic seconds."""
         self._client = client
         self._translator = Translator(dialect.driver, shown_url)
         self.pool = Pool(engine, dialect, self._translator)
         self.hints = HintTraffic(self.pool, dialect)
-        """Where commits leave word for those that follow their queues."""
         self.tidying = None if dialect.server is None else Tidying(dialect.server, self.pool.connect)
-        """None where the database uses the space of removed entries again at once."""
+        """None if the database reuses the space of removed entries at once."""
         forks.follow(self)
-
-    @classmethod
-    def open(
-        cls,
-        url: str,
-        *,
-        password: str | Callable[[], str] | None = None,
-        schema: str = DEFAULT_SCHEMA,
-        behind_pooler: bool = False,
-        clock: Clock | None = None,
-        client: str | None = None,
-        limits: Limits | None = None,
-        segments: str | None = None,
-    ) -> Database:
-        """Prepare connections; nothing is sent yet.
-
-        :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``.
-        :param password: a password that is kept out of the URL, or a function that returns it for each new connection.
-        :param schema: the PostgreSQL schema that is the store; SQLite has one store per file.
-        :param behind_pooler: whether the URL leads to a pooler in transaction mode (PgBouncer), for PostgreSQL.
-        :param clock: the host's clock, for SQLite; PostgreSQL uses the server's.
-        :param client: the name under which monitoring shows the transactions that run here.
-        :param limits: time-outs and sizes of its transactions.
-        :param segments: the place of files with bulk entries, a URL or an absolute path; for SQLite by default a folder
-            next to the file.
-        :raises InvalidArgument: the URL is of another kind, or the place of segments is refused.
-        """
-        if segments is not None:
-            segments = parse_place(segments)
-        opened = open_database(url, password=password, schema=schema, behind_pooler=behind_pooler, clock=clock)
-        return cls(
-            opened.engine,
-            opened.dialect,
-            shown_url=opened.shown_url,
-            client=client,
-            limits=limits,
-            segments=opened.segments if segments is None else segments,
-        )
 
     @property
     def client(self) -> str:
@@ -143,34 +102,28 @@ class Database:
 
     @contextlib.contextmanager
     def connect(self, *, seconds: float | None = None) -> Iterator[sa.Connection]:
-        """Lend a connection in autocommit mode; the database's errors are translated.
+        """Lend a connection in autocommit mode, and translate the database's errors.
 
-        :param seconds: how long each answer is waited for; by default an hour.
+        :param seconds: limit of the wait for each answer; by default an hour.
         """
         with self._forgetting(), self.pool.connect(seconds=seconds) as connection:
             yield connection
 
     @contextlib.contextmanager
     def begin(self, *, seconds: float | None = None) -> Iterator[Work]:
-        """Open a SQL transaction for writing: committed at the end of the block, rolled back on any error.
-
-        :param seconds: how long each answer is waited for; by default an hour.
-        """
+        """Open a SQL transaction for writing, which is committed after the block, or rolled back on any error."""
         with self.connect(seconds=seconds) as connection, self.dialect.steps.transaction(connection):
             yield Work(connection, self)
 
     @contextlib.contextmanager
     def read(self, *, seconds: float | None = None) -> Iterator[Reading]:
-        """Lend a connection for reading, without a SQL transaction, which would cost two round trips.
-
-        :param seconds: how long each answer is waited for; by default an hour.
-        """
+        """Lend a connection for reading, without a SQL transaction, which would cost two round trips."""
         with self.connect(seconds=seconds) as connection:
             yield Reading(connection, self)
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Translate a database's own errors into :class:`StoreUnavailable` or :class:`StoreNotCreated`."""
+        """Translate a database's errors into this library's."""
         with self._forgetting(), self._translator:
             yield
 
@@ -190,43 +143,23 @@ class Database:
             return None
         return self._translator.translate(error)
 
-    def now(self, connection: sa.Connection) -> int:
-        """Read the store's clock, in milliseconds since the epoch."""
-        return self.dialect.steps.now(connection)
-
-    def hint(self, store_id: str, queues: Collection[int]) -> None:
-        """Leave word that entries were committed, for those that follow their queues; it takes microseconds.
-
-        :param store_id: identity of the store.
-        :param queues: numbers of the queues, or ``ALL_QUEUES`` where they are not known.
-        """
-        self.hints.tell(store_id, queues)
-
-    def listen(self, store_id: str, queue: int) -> Listener | None:
-        """Wait for hints of commits to a queue, on a connection of its own; None where none can come.
-
-        :param store_id: identity of the store.
-        :param queue: the number of the queue to which entries are added.
-        """
-        return self.hints.listen(store_id, queue)
-
     def borrowers(self) -> set[int]:
-        """Return the threads that use a connection at this moment."""
+        """Return the threads that are using a connection."""
         return self.pool.borrowers()
 
     def forget_connections(self) -> None:
-        """Close all connections that are not in use at this moment."""
+        """Close all connections that are not in use."""
         self.pool.close_idle()
 
     def create_file(self) -> None:
-        """Create the file of a store that is one; everything else only opens files."""
+        """Create the file of a store in SQLite. Nothing else creates files."""
         if self.dialect.file is not None:
             self.forget_connections()
             with self._translator, self.pool.counted():
                 self.dialect.file.create()
 
     def wait_until_tidy(self) -> None:
-        """Wait until the space of removed entries is reclaimed, if that was begun."""
+        """Wait until the space of removed entries is reclaimed, if that is in progress."""
         if self.tidying is not None:
             self.tidying.wait()
 
@@ -239,9 +172,9 @@ class Database:
             self.dialect.file.forget()
 
     def begin_anew(self, *, was_in_use: bool) -> None:
-        """Be the database of a forked child.
+        """Become the database of a forked child.
 
-        :param was_in_use: whether a thread of the parent may have been inside a file's library.
+        :param was_in_use: whether a thread of the parent may have been inside SQLite's library.
         """
         file = self.dialect.file
         self.pool.begin_anew(refusal=None if file is None else file.refusal_in_child(self.shown_url, was_in_use))

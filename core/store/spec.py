@@ -1,4 +1,4 @@
-"""A description of a store that may travel: on command lines, in XCom, to Spark's executors."""
+"""The serialisable description of a store, for command lines, XCom and Spark's executors."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import has_password, is_reference, resolve_secret
 from export_queue.core.store.database import Database
 from export_queue.core.store.limits import Limits
-from export_queue.core.store.opening import URL_HINT
+from export_queue.core.store.opening import DEFAULT_SCHEMA, URL_HINT, open_database
 from export_queue.core.store.place import parse_place
 from export_queue.core.store.seams import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSpec:
-    """Where a store is; it holds no secret.
+    """The location of a store, without secrets.
 
     :param url: ``sqlite:////path`` or ``postgresql+psycopg://user@host/database``, without a password.
     :param schema: the PostgreSQL schema that is the store.
-    :param secret: a reference to the password: ``env:NAME``, ``file:/PATH`` or ``module:callable``; it is followed
-        again at each new connection, so that the password may change.
+    :param secret: a reference to the password: ``env:NAME``, ``file:/PATH`` or ``module:callable``. It is resolved for
+        each new connection, so the password may change.
     :param behind_pooler: whether the URL leads to a pooler in transaction mode, such as PgBouncer's.
-    :param segments: where files with bulk entries are, for all that write and drain: ``s3://bucket/folder`` or the
-        absolute path of a shared folder; for SQLite by default a folder beside the file.
-    :raises InvalidArgument: a URL holds a password, or an option that its driver does not take, or the reference is
-        none.
+    :param segments: the place of files with bulk entries, for all writers and drains: ``s3://bucket/folder`` or the
+        absolute path of a shared folder; for SQLite by default a folder next to the file.
+    :raises InvalidArgument: the URL holds a password, an option is refused, or the reference is malformed.
     """
 
     url: str
-    schema: str = "export_queue"
+    schema: str = DEFAULT_SCHEMA
     secret: str | None = None
     behind_pooler: bool = False
     segments: str | None = None
@@ -54,15 +53,12 @@ class StoreSpec:
 
     @property
     def is_sqlite(self) -> bool:
-        """Tell whether the store is a file that only this machine sees."""
+        """Whether the store is a file that only this machine sees."""
         return self.url.startswith("sqlite")
 
     def open(self, *, clock: Clock | None = None, client: str | None = None, limits: Limits | None = None) -> Database:
-        """Prepare connections; the secret is looked up when one is opened.
-
-        See :meth:`Database.open` for the parameters.
-        """
-        return Database.open(
+        """Prepare connections, as :func:`open_database` does; the secret is looked up for each new one."""
+        return open_database(
             self.url,
             password=None if self.secret is None else partial(resolve_secret, self.secret),
             schema=self.schema,
@@ -74,7 +70,7 @@ class StoreSpec:
         )
 
     def to_json(self) -> str:
-        """Return the description as JSON text; the path of a file is absolute from now on."""
+        """Return the description as JSON text, with the absolute path of a file."""
         url = sa.make_url(self.url) if self.is_sqlite else None
         if url is None or not url.database:
             return json.dumps(asdict(self), sort_keys=True)
@@ -83,9 +79,9 @@ class StoreSpec:
 
     @classmethod
     def from_json(cls, text: str) -> StoreSpec:
-        """Read the text that :meth:`to_json` wrote.
+        """Read the result of :meth:`to_json`.
 
-        :raises InvalidArgument: the text is not such a description.
+        :raises InvalidArgument: the text is something else.
         """
         try:
             return cls(**json.loads(text))

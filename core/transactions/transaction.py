@@ -596,9 +596,9 @@ class OpenTransaction:
             raise
         counters.committed(call.kind, time.monotonic() - begun)
         if self.kind == "long":  # other processes may have staged entries for it
-            self.database.hint(call.store_id, {ALL_QUEUES})
+            self.database.hints.tell(call.store_id, {ALL_QUEUES})
         elif call.writes.entries and call.kind != "bound":  # a bound one is not committed yet
-            self.database.hint(call.store_id, {entry[0] for entry in call.writes.entries})
+            self.database.hints.tell(call.store_id, {entry[0] for entry in call.writes.entries})
         return number
 
     def _send_and_ask(self, call: CommitCall) -> int:

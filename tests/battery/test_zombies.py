@@ -301,7 +301,7 @@ def test_a_short_transaction_past_its_deadline_reads_its_snapshot_and_commits_no
         assert tx.table("rows").get("a", "c") is None
         tx.table("rows").set("a", "c", b"own")
         with way.open(way_url, number=1) as others:
-            now = others.database.now
+            now = others.database.dialect.steps.now
             with others.database.connect() as connection:
                 start = now(connection)
                 wait_until(lambda: now(connection) > start + 5, "the clock does not move")

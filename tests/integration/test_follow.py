@@ -531,7 +531,7 @@ def full_of_files() -> Iterator[None]:
 @pytest.mark.postgres
 @pytest.mark.usefixtures("full_of_files")
 def test_a_process_with_very_many_files_waits_for_hints(pg_orders: Store) -> None:
-    listener = pg_orders.database.listen(pg_orders.id, pg_orders.queue("orders").number)
+    listener = pg_orders.database.hints.listen(pg_orders.id, pg_orders.queue("orders").number)
     assert listener is not None
     try:
         assert listener.wait(0.01)

@@ -1,4 +1,4 @@
-"""A copy of a SQLite store that others are writing to, under its name only once it is whole."""
+"""A copy of a SQLite store that is in use. The copy gets its name only once it is complete."""
 
 from __future__ import annotations
 
@@ -9,26 +9,36 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from export_queue.core.errors import StoreError
+from export_queue.core.errors import InvalidArgument, StoreError
+from export_queue.core.store.creation import identity_of
+from export_queue.core.store.database import Database
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.file import StoreFile, explain
 
 _PAGES = 1024
-"""Pages of one step, after which progress is told."""
+"""Pages of one step, after which progress is reported."""
 _BESIDE = ("", "-wal", "-shm", "-journal")
-"""SQLite would take such files beside a copy for a part of it."""
+"""SQLite would treat such files next to a copy as a part of it."""
 
 
-def back_up(file: StoreFile, target: Path, on_progress: Callable[[int, int], None]) -> int:
+def back_up(database: Database, target: Path, on_progress: Callable[[int, int], None]) -> int:
     """Copy everything that is committed at this moment into a new file, and return its bytes.
 
-    In the copy no transaction is in progress: one that a process went on with after a restore would commit without what
-    it has staged since the backup.
+    The copy contains no transactions in progress: one that a process continued after a restore would commit without
+    what it has staged since the backup.
 
     :param target: the file; it must not exist.
-    :param on_progress: told, again and again, how many bytes are copied, and of how many.
+    :param on_progress: called repeatedly with the copied bytes and their total.
+    :raises InvalidArgument: the store is on a server, which has its own tools.
     :raises StoreError: the file exists, its folder does not, or it cannot be written.
     """
+    file = database.dialect.file
+    if file is None:
+        raise InvalidArgument(
+            "a store on PostgreSQL is backed up with its database, by pg_basebackup or pg_dump",
+            hint="docs/backups.md says under 'Backups' what a backup needs",
+        )
+    identity_of(database)
     folder = target.parent
     if not folder.is_dir():
         raise StoreError(f"backup {target}: there is no folder {folder}", hint="create the folder")
@@ -49,7 +59,7 @@ def back_up(file: StoreFile, target: Path, on_progress: Callable[[int, int], Non
 
 @contextlib.contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """Make a file beside the target that only this user may read, and take it away at the end."""
+    """Make a file next to the target that only this user may read, and remove it at the end."""
     number, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
     os.close(number)
     partial = Path(name)
@@ -64,23 +74,23 @@ def _copy(file: StoreFile, partial: Path, on_progress: Callable[[int, int], None
         contextlib.closing(file.connect()) as source,
         contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as copy,
     ):
-        # One reading transaction for all steps: a commit of others between two steps would begin the copy anew.
+        # One reading transaction for all steps: otherwise a commit between two steps would restart the copy.
         source.execute("begin")
         size = int(source.execute("select page_size from pragma_page_size, xq_store").fetchone()[0])
-        # A copy that is not whole is thrown away: nothing is rolled back, and all of it is flushed at the end.
+        # An incomplete copy is deleted, so nothing needs a rollback, and all of it is flushed at the end.
         copy.execute("pragma synchronous = off")
         copy.execute("pragma journal_mode = off")
         source.backup(
             copy, pages=_PAGES, progress=lambda status, left, pages: on_progress((pages - left) * size, pages * size)
         )
-        copy.execute("pragma journal_mode = off")  # the copy has the store's: a log beside it
+        copy.execute("pragma journal_mode = off")  # the copy has the store's mode, a separate log
         for statement in sql.END_ALL:
             copy.execute(statement)
     partial.chmod(Path(file.path).stat().st_mode & 0o777)
 
 
 def _name(partial: Path, target: Path) -> None:
-    """Give the whole copy its name; a file that came there meanwhile stays."""
+    """Give the complete copy its name, unless another file was created under it meanwhile."""
     try:
         target.hardlink_to(partial)
     except FileExistsError:
