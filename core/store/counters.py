@@ -1,4 +1,4 @@
-"""Ends of this process's transactions, counted."""
+"""Counts of the ends of this process's transactions."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Upper bounds of the classes of commit times, in seconds."""
+"""Upper bounds of the histogram of commit times, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How long something took."""
+    """A distribution of durations."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
-    """How many fell into each class; the last one holds what is above all bounds."""
+    """Number in each class; the last class is above all bounds."""
     sum: float
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """The total number."""
         return sum(self.counts)
 
     def cumulative(self) -> tuple[int, ...]:
-        """How many were at most each bound, and at last all."""
+        """Return the number of durations up to each bound, and at the end that of all."""
         return tuple(accumulate(self.counts))
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The figures at one moment; labels are tuples."""
+    """The counts at one moment. Labels are tuples."""
 
     commits: Mapping[tuple[str], int]
     """By kind."""
@@ -43,11 +43,11 @@ class Counts:
     aborts: Mapping[tuple[str], int]
     time_outs: Mapping[tuple[str], int]
     seconds: Mapping[str, Histogram]
-    """Time of successful commits, by kind."""
+    """Times of successful commits, by kind."""
 
 
 class Counters:
-    """Counts ends of transactions; for any number of threads."""
+    """Counts ends of transactions. It is thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,11 +59,7 @@ class Counters:
         self._seconds: dict[str, float] = {}
 
     def committed(self, kind: str, seconds: float) -> None:
-        """Count a commit.
-
-        :param kind: ``write``, ``short``, ``long`` or ``bound``.
-        :param seconds: from the call of the commit to its answer.
-        """
+        """Count a commit and its duration."""
         with self._lock:
             self._commits[kind,] += 1
             classes = self._classes.setdefault(kind, [0] * (len(BOUNDS) + 1))
@@ -76,7 +72,7 @@ class Counters:
             self._refusals[kind, error_class.__name__] += 1
 
     def aborted(self, kind: str) -> None:
-        """Count a transaction that was given up before its commit."""
+        """Count a transaction that was aborted before its commit."""
         with self._lock:
             self._aborts[kind,] += 1
 
@@ -86,7 +82,7 @@ class Counters:
             self._time_outs[kind,] += 1
 
     def read(self) -> Counts:
-        """Return the figures."""
+        """Return the counts."""
         with self._lock:
             seconds = {
                 kind: Histogram(BOUNDS, tuple(classes), self._seconds[kind]) for kind, classes in self._classes.items()

@@ -1,4 +1,4 @@
-"""Creating a store and checking that this code may use it."""
+"""Creation of a store, and the check that this code may use it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from export_queue.core.store.registration import LOCK_WINDOW
 
 _SIGN = 1 << 63
 MAX_FLOOR = (1 << 62) - (1 << 55)
-"""Ids stay below 2⁶²; above the floor there is room for those of a year."""
+"""Ids stay below 2⁶², so above the highest floor there is room for the ids of a year."""
 _MEETING = Retry(attempts=None, seconds=60, first_pause=0.05)
-"""How a creation that met another one is repeated."""
+"""How a creation that collided with another one is repeated."""
 
 
 def create(database: Database, *, floor: int = 0, who: str = "") -> Identity:
-    """Create the store's tables, functions and views, or complete them, those of an older schema too; idempotent.
+    """Create the store's tables, functions and views, or add missing ones, also to an older schema; idempotent.
 
-    :param database: where.
-    :param floor: all ids to come are greater: for a store that is rebuilt while sinks hold data of its predecessor.
-    :param who: who gives a floor, for the record.
-    :raises InvalidArgument: the floor is negative or no 62-bit number.
-    :raises SchemaVersionError: the store there is of a newer version, or may not be changed by this role.
+    :param floor: all future ids are greater, for a store that is rebuilt while sinks hold data of its predecessor.
+    :param who: who sets a floor, for the record.
+    :raises InvalidArgument: the floor is negative or too high.
+    :raises SchemaVersionError: the existing store has a newer schema, or this role may not change it.
     """
     if not 0 <= floor <= MAX_FLOOR:
         raise InvalidArgument(f"floor: expected a number from 0 to {MAX_FLOOR}, found {floor}")
@@ -58,11 +57,11 @@ def create(database: Database, *, floor: int = 0, who: str = "") -> Identity:
 
 def _add_schema(connection: sa.Connection) -> None:
     name = schema_of(connection)
-    # Views keep the functions that they find now.
+    # Views keep the functions that they find when they are created.
     connection.exec_driver_sql("set local search_path = pg_catalog, pg_temp")
-    # Two that create at once would meet in the catalogue.
+    # Two creations at once would collide in the catalogue.
     connection.execute(sa.text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"export-queue {name}"})
-    # CREATE SCHEMA IF NOT EXISTS needs the right to create it also where it exists.
+    # CREATE SCHEMA IF NOT EXISTS needs the right to create a schema even if it exists.
     if connection.scalar(sa.text("select 1 from pg_namespace where nspname = :name"), {"name": name}) is None:
         connection.execute(sa.schema.CreateSchema(name))
 
@@ -76,7 +75,7 @@ def _add_first_rows(work: Work) -> None:
                 store_id=uuid4().hex,
                 schema_version=schema.SCHEMA_VERSION,
                 oldest_code=schema.OLDEST_CODE,
-                mask=secrets.randbits(63) - _SIGN,  # the sign bit is set: never like the small keys of applications
+                mask=secrets.randbits(63) - _SIGN,  # with the sign bit, unlike the small keys of applications
                 horizon=0,
                 created_ms=work.now(),
             )
@@ -88,18 +87,18 @@ def _create_views(connection: sa.Connection) -> None:
     prefix, bodies = prefix_of(connection), views.VIEWS
     if connection.dialect.name == "postgresql":
         bodies = bodies | views.VIEWS_OF_LOCKS
-    there = sa.inspect(connection).get_view_names(schema=schema_of(connection) if prefix else None)
-    # What is there stays: a view changes with the schema's version. Replacing it would wait for all who read it.
-    for name in bodies.keys() - set(there):
+    existing = sa.inspect(connection).get_view_names(schema=schema_of(connection) if prefix else None)
+    # Existing views stay, since they only change with the schema's version. Replacing one would wait for its readers.
+    for name in bodies.keys() - set(existing):
         body = bodies[name].format(s=prefix, lock_window=LOCK_WINDOW)
         connection.exec_driver_sql(f"create view {prefix}{name} as {body}")
 
 
 def check(work: Reading) -> Identity:
-    """Read the store's identity and see whether this code may use it.
+    """Read the store's identity and check that this code may use it.
 
-    :raises StoreNotCreated: there is none.
-    :raises SchemaVersionError: its version does not fit, with the command to run.
+    :raises StoreNotCreated: there is no store.
+    :raises SchemaVersionError: its schema is too old or too new; the hint names the command to run.
     """
     s = schema.store.c
     row = work.connection.execute(sa.select(s.store_id, s.schema_version, s.oldest_code)).first()
@@ -125,9 +124,9 @@ def check(work: Reading) -> Identity:
 
 
 def adopt(database: Database, *, who: str = "") -> int:
-    """Let a store that was restored, perhaps into another cluster of servers, live there; nothing else may use it.
+    """Take over a store that was restored, perhaps into another cluster of servers, while nothing else uses it.
 
-    Transactions that were in progress at its backup end: what they did later is lost, and half of them must not commit.
+    Transactions that were in progress at its backup end, since what they did later is lost and they must not commit.
 
     :param who: who adopts it, for the record.
     :returns: how many transactions ended.
@@ -142,11 +141,7 @@ def adopt(database: Database, *, who: str = "") -> int:
 
 
 def identity_of(database: Database) -> Identity:
-    """Return the identity of the store, which is read and checked once.
-
-    :raises StoreNotCreated: there is none.
-    :raises SchemaVersionError: its version does not fit, with the command to run.
-    """
+    """Return the identity of the store, which is read once by :func:`check`."""
     if database.identity is None:
         with database.read() as work:
             return check(work)

@@ -1,8 +1,8 @@
-"""Hints that something was committed: a commit leaves them to a thread, and followers of a queue wake up by them.
+"""Hints that something was committed, which wake up the followers of a queue. A thread sends them.
 
-A hint may always be lost, and nothing waits for it: neither the commit nor a follower, which polls nevertheless. Where
-nobody follows a queue, none is sent. Sending is a SQL transaction of its own; inside a commit it would make all commits
-of a database end one after the other.
+A hint may be lost, and nothing depends on it: neither the commit nor a follower, which polls anyway. If nobody follows
+a queue, no hint is sent. Each is sent in its own SQL transaction: inside commits, it would serialise the commits of a
+database.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from export_queue.core.store.pool import Pool
 from export_queue.core.store.seams import Channel, Dialect, Listener, WakeUps
 
 ALL_QUEUES = 0
-"""Instead of a queue's number: hints for those that follow any queue of a store. No queue has it."""
+"""Instead of a queue's number: hints for those that follow any queue of a store. No queue has this number."""
 EVERY_SECONDS = 0.1
 """Minimum time between two hints of a process."""
 DENSE_SECONDS = 0.5
-"""The same where commits come so fast that every poll of a follower finds entries."""
+"""The same if commits are so frequent that every poll of a follower finds entries."""
 DENSE_RATE = 50.0
-"""How many commits per second are so fast: some between two polls of a follower."""
+"""Commits per second that are so frequent: several between two polls of a follower."""
 UNFOLLOWED_SECONDS = 5.0
 """Minimum time between two checks whether anybody follows a queue, as long as nobody does."""
 _JOIN_SECONDS = 2.0
 _TRIES = 10
-"""How often a free connection is looked for; after that the followers have polled."""
+"""Maximum number of searches for a free connection; after that the followers have polled."""
 _ANSWER_SECONDS = 5.0
-"""How long an answer to hints is waited for."""
+"""Maximum wait for an answer to hints."""
 
 log = logging.getLogger("export_queue.store")
 
@@ -39,8 +39,7 @@ def pause(commits: int, waited: float, *, is_followed: bool) -> float:
     """Return how many seconds to wait after a hint.
 
     :param commits: the number of commits that the hint was for.
-    :param waited: the pause before it, in which they came.
-    :param is_followed: whether anybody follows.
+    :param waited: the pause before the hint, during which they were made.
     """
     if not is_followed:
         return UNFOLLOWED_SECONDS
@@ -48,27 +47,27 @@ def pause(commits: int, waited: float, *, is_followed: bool) -> float:
 
 
 class Hints:
-    """Sends the hints of a process, from a thread that begins with the first one.
+    """Sends the hints of a process, from a thread that starts with the first one.
 
-    :param send: sends hints for the channels that are followed; returns whether any was, None where that could not be
-        found out now.
+    :param send: sends hints to those channels that are followed, and returns whether any is; None if it could not find
+        out.
     """
 
     def __init__(self, send: Callable[[Collection[Channel]], bool | None]) -> None:
         self._send = send
         self._guard = threading.Lock()
         self._left: set[tuple[str, int]] = set()
-        """Stores and queues of which hints are to be sent."""
+        """Stores and queues with pending hints."""
         self._commits = 0
-        """Their number since hints were last sent."""
+        """Number of commits since hints were last sent."""
         self._tries = 0
-        """How often no connection was free since hints were last sent."""
+        """How often no connection was free since then."""
         self._woken = threading.Event()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def tell(self, store_id: str, queues: Iterable[int]) -> None:
-        """Record that entries were committed; it costs the caller microseconds, and never fails."""
+        """Record that entries were committed. It takes microseconds and never fails."""
         with self._guard:
             self._left.update((store_id, queue) for queue in queues)
             self._commits += 1
@@ -77,7 +76,7 @@ class Hints:
                 thread = threading.Thread(target=self._work, name="export-queue-hints", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # the process ends, or may have no more threads
+                except RuntimeError:  # the process is ending, or has too many threads
                     return
                 self._thread = thread
         if not self._woken.is_set():
@@ -100,15 +99,15 @@ class Hints:
         is_followed, waited = True, 0.0
         while not self._stopped.is_set():
             self._woken.wait()
-            commits, self._commits = self._commits, 0  # one that is lost in between is one of many
+            commits, self._commits = self._commits, 0  # losing one between these two steps does not matter
             is_followed = self._send_left()
             waited = pause(commits, waited, is_followed=is_followed)
             self._stopped.wait(waited)
-        if is_followed:  # or not yet known: a process may commit once, and end
+        if is_followed:  # or that is not known yet: a process may commit once and end
             self._send_left()
 
     def _send_left(self) -> bool:
-        """Send pending hints; return whether to do so again soon."""
+        """Send pending hints; return whether to send the next ones soon."""
         self._woken.clear()
         with self._guard:
             told, self._left = self._left, set()
@@ -127,13 +126,13 @@ class Hints:
     def _sent(self, told: Collection[tuple[str, int]]) -> bool | None:
         try:
             return self._send([Channel.of(store_id, queue) for store_id, queue in told])
-        except Exception as error:  # of any kind: followers poll nevertheless
+        except Exception as error:  # followers poll anyway
             log.debug("no hint was sent: %s", error)
             return False
 
 
 class HintTraffic:
-    """The hints of a process, in both directions, by connections of its pool."""
+    """Sends and receives the hints of a process, by connections of its pool."""
 
     def __init__(self, pool: Pool, dialect: Dialect) -> None:
         self._pool = pool
@@ -141,7 +140,7 @@ class HintTraffic:
         self._begin()
 
     def _begin(self) -> None:
-        method = weakref.WeakMethod(self._send)  # a thread that waits for commits keeps no connections
+        method = weakref.WeakMethod(self._send)  # the waiting thread must not keep the connections alive
 
         def send(channels: Collection[Channel]) -> bool | None:
             send_now = method()
@@ -152,7 +151,7 @@ class HintTraffic:
         self._abandoned.atexit = False
 
     def tell(self, store_id: str, queues: Collection[int]) -> None:
-        """Record that entries were committed to queues, for those that follow them."""
+        """Record that entries were committed to queues, given by their numbers, or to :data:`ALL_QUEUES`."""
         if self._wake_ups is not None:
             self._hints.tell(store_id, queues)
 
@@ -162,9 +161,9 @@ class HintTraffic:
         return None if found is None or not found.is_supported else found
 
     def _send(self, channels: Collection[Channel]) -> bool | None:
-        """Send hints by a connection that nobody uses at this moment; return None where there is none.
+        """Send hints by an unused connection; return None if there is none.
 
-        A commit that comes meanwhile opens another connection: no commit ever waits for this one.
+        No commit ever waits for this connection: it opens another one.
         """
         wake_ups, server = self._wake_ups, self._dialect.server
         if wake_ups is None or server is None or self._pool.refusal is not None:
@@ -176,7 +175,7 @@ class HintTraffic:
             return wake_ups.send_hints(raw, channels)
 
     def listen(self, store_id: str, queue: int) -> Listener | None:
-        """Start to listen for hints of a queue, on a connection of its own; None where none can come."""
+        """Start to listen for hints of a queue, on a new connection; None if none can come."""
         wake_ups = self._wake_ups
         if wake_ups is None:
             return None
@@ -195,7 +194,7 @@ class HintTraffic:
         self._hints.close()
 
     def begin_anew(self) -> None:
-        """Leave the thread of a parent process to it."""
+        """Start again in a forked child, whose parent keeps its thread."""
         self._abandoned.detach()
         forks.leave_to_parent(self._hints)
         self._begin()

@@ -1,4 +1,4 @@
-"""Time and size that one transaction may take."""
+"""Limits of the time and size of transactions."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass, fields
 from export_queue.core.errors import InvalidArgument
 
 MAX_SHORT_SECONDS = 3600.0
-"""The longest time-out of a short transaction, in every process: clean-up keeps all
-versions that a snapshot of this age may read."""
+"""Maximum time-out of a short transaction in every process. Clean-up keeps all versions that a snapshot of this age may
+read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Time-outs and sizes of a process's transactions.
 
-    A change is a cell, an entry or a conflict key. A short transaction is sent as a whole, and a long one from one
-    flush to the next, so that these limits bound the memory of this process and of the store's.
+    A change is a cell, an entry or a conflict key. A short transaction is sent as a whole, and a long one flush by
+    flush, so these limits bound the memory of this process and of the store's.
     """
 
     short_seconds: float = 30.0
-    """Time-out of a transaction that gives none."""
+    """Default time-out."""
     max_short_seconds: float = MAX_SHORT_SECONDS
-    """The longest that may be asked for; at most 3600."""
+    """Maximum time-out; at most 3600."""
     long_seconds: float = 24 * 3600.0
     max_long_seconds: float = 7 * 24 * 3600.0
     warn_changes: int = 100_000
-    """A warning is logged from here on."""
+    """Number of changes from which on a warning is logged."""
     max_changes: int = 1_000_000
-    """More are refused."""
+    """Maximum number of changes."""
     warn_bytes: int = 64 << 20
     max_bytes: int = 256 << 20
 
@@ -43,9 +43,9 @@ class Limits:
             )
 
     def timeout_ms(self, seconds: float | None, *, long: bool) -> int:
-        """Check a time-out, and take the default where none is given.
+        """Check a time-out, or take the default.
 
-        :raises InvalidArgument: it is not positive, or more than is allowed.
+        :raises InvalidArgument: it is not positive, or too long.
         """
         default, most = (
             (self.long_seconds, self.max_long_seconds) if long else (self.short_seconds, self.max_short_seconds)

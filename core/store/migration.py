@@ -1,8 +1,8 @@
-"""Migrations: how ``create`` brings a store of an older schema to this one, in one SQL transaction.
+"""Migrations: how ``create`` upgrades a store of an older schema in one SQL transaction.
 
-Programs of the version before use the same store at the same time, so a change takes two releases. The first one
-*expands*: it adds tables, nullable columns, and functions with a new number in their name. A later one *contracts*: it
-removes what nothing uses any more, and raises ``oldest_code``, below which no program may open the store.
+Programs of the previous version may be using the store, so a change takes two releases. The first one *expands*: it
+adds tables, nullable columns, and functions with a new number in their name. A later one *contracts*: it removes what
+is no longer used, and raises ``oldest_code``, below which no program may open the store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OWNER = sa.text("""
     where n.nspname = :schema and c.relname = 'xq_store'
 """)
 _LOCK_MS = 500
-"""How long a table is waited for, which holds up all later users of the table, before the migration starts again."""
+"""Maximum wait for a table, which delays all later users of it, before the migration is repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +34,13 @@ class Migration:
 
     to_schema: int
     oldest_code: int
-    """The oldest code, by its schema, that may open the store afterwards."""
+    """Oldest code, by its schema, that may open the store afterwards."""
     tables: tuple[str, ...] = ()
-    """Existing tables that it changes, in the order in which a commit locks them."""
+    """Existing tables that it changes, in the order in which commits lock them."""
     statements: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By dialect. ``{s}`` stands for the schema and a dot, where there is a schema."""
+    """By dialect. ``{s}`` stands for the schema and a dot, or nothing."""
     views: tuple[str, ...] = ()
-    """Existing views whose text has changed. On PostgreSQL a changed view may only add columns at its end."""
+    """Existing views that have changed. On PostgreSQL a view may only get new columns at its end."""
 
 
 MIGRATIONS: tuple[Migration, ...] = ()
@@ -48,9 +48,9 @@ MIGRATIONS: tuple[Migration, ...] = ()
 
 
 def migrate(work: Work) -> Callable[[], None]:
-    """Apply the migrations that a store lacks; a new store, and one of this schema, needs none.
+    """Apply the missing migrations of a store, if any.
 
-    :returns: replaces the changed views; to be called once the new tables exist.
+    :returns: a function that replaces the changed views. Call it once the new tables exist.
     :raises SchemaVersionError: the role may not change the tables.
     """
     connection = work.connection
@@ -67,7 +67,7 @@ def migrate(work: Work) -> Callable[[], None]:
             return migrate(work)  # another process has migrated it meanwhile
     prefix, changed = prefix_of(connection), [view for step in missing for view in step.views]
     if not is_postgres:
-        for name in changed:  # created anew with the others
+        for name in changed:  # created again with the others
             connection.exec_driver_sql(f"drop view if exists {name}")
     for step in missing:
         for statement in step.statements.get(connection.dialect.name, ()):
@@ -75,7 +75,7 @@ def migrate(work: Work) -> Callable[[], None]:
         connection.execute(schema.store.update().values(schema_version=step.to_schema, oldest_code=step.oldest_code))
 
     def finish() -> None:
-        for name in changed if is_postgres else ():  # replaced, not dropped: views of users may read them
+        for name in changed if is_postgres else ():  # replaced, not dropped: users' views may read them
             connection.exec_driver_sql(f"create or replace view {prefix}{name} as {views.VIEWS[name].format(s=prefix)}")
 
     return finish
@@ -86,7 +86,7 @@ def _nothing() -> None:
 
 
 def _lock(connection: sa.Connection, tables: list[str], found: int) -> None:
-    """Become the store's owner, and lock tables, waiting for their users for a moment each."""
+    """Become the store's owner, and lock tables, with a short wait for each."""
     owner = connection.scalar(_OWNER, {"schema": schema_of(connection)})
     if not connection.scalar(sa.text("select pg_has_role(:owner, 'member')"), {"owner": owner}):
         raise SchemaVersionError(

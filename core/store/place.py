@@ -1,4 +1,4 @@
-"""The place of segments: one strict parser of what is told, stored and shown as the folder of all files of a store."""
+"""The place of segments: a strict parser of the folder for all files of a store."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _EXPECTED = {
 
 
 def parse_place(text: object) -> str:
-    """Check a place of segments, and return its only form: an absolute path, or a URL of S3.
+    """Check a place of segments, and return its canonical form: an absolute path, or a URL of S3.
 
-    An option that is not known, a fragment, and a part in which a key could stand are refused. A message shows nothing
-    of what was found in a part that may hold a secret.
+    Unknown options, fragments, and parts that could contain a key are refused. Messages show no part that may hold a
+    secret.
 
     :raises InvalidArgument: the text names no place, or may hold a secret.
     """
@@ -70,7 +70,7 @@ def _without_query(rest: str) -> str:
 
 
 def _decoded(path: str) -> str:
-    """Decode a path of a URL; an encoded slash would name another folder than it shows."""
+    """Decode a path of a URL. An encoded slash is refused, since it would name another folder than it shows."""
     if re.search("%(?![0-9A-Fa-f]{2})|%2[Ff]", path):
         raise _refused("expected each '%' of the path to begin an encoded character other than a slash")
     try:

@@ -1,4 +1,4 @@
-"""Errors of commits and changes that the store refuses, whichever database finds the reason; no I/O."""
+"""Errors of refused commits and changes, for both databases; no I/O."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ from export_queue.core.errors import CommitRefused, InvalidArgument, LayoutClose
 
 
 def layout_closed(named: str) -> LayoutClosed:
-    """Build the error of files that were laid out for a layout to which nobody may add any more.
-
-    :param named: the queue.
-    """
+    """Build the error of files that were written for a layout that is closed now."""
     return LayoutClosed(f"files for {named} were written in a layout that was closed meanwhile")
 
 
 def removed_subscription(named: str) -> UnknownQueue:
-    """Build the error of work for a subscription that was removed meanwhile.
-
-    :param named: which one.
-    """
+    """Build the error of work for a subscription that was removed meanwhile."""
     return UnknownQueue(
         f"{named} was removed meanwhile",
         hint="start again if there is a new subscription of this name: it is another one",
@@ -30,10 +24,7 @@ def removed_while_loading() -> UnknownQueue:
 
 
 def added_to_subscription(subscription: str) -> InvalidArgument:
-    """Build the error of an entry for one subscription alone.
-
-    :param subscription: its id.
-    """
+    """Build the error of an entry that was added to a subscription instead of its queue."""
     queue = subscription.partition("/")[0]
     return InvalidArgument(
         f"expected the id of a queue, found subscription {subscription!r}, which gets what is added to {queue!r}",
@@ -42,14 +33,14 @@ def added_to_subscription(subscription: str) -> InvalidArgument:
 
 
 def first_load_not_missing() -> InvalidArgument:
-    """Build the error of a first load that was made meanwhile."""
+    """Build the error of a first load that another one has completed meanwhile."""
     return InvalidArgument(
         "first load: expected a subscription whose first load is missing or waived, found that it was made meanwhile"
     )
 
 
 class StagedMeanwhile(CommitRefused):
-    """Something was staged since the transaction was last checked for keys with two entries: check it again."""
+    """Entries were staged since the transaction was checked for keys with two entries; it must be checked again."""
 
     def __init__(self) -> None:
         super().__init__(

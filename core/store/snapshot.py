@@ -1,4 +1,4 @@
-"""Snapshots, told by ids or by the server's own, and the rules of visibility; no I/O."""
+"""Snapshots, made of ids or of a server's own, and the rules of visibility; no I/O."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from export_queue.core.errors import SnapshotTooOld
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that was committed at one moment, and its reader's own writes; a value that may travel to other processes.
+    """All that was committed at one moment, and the reader's own writes. It may be sent to other processes.
 
     :param read_pointer: the newest id that it may see.
-    :param excluded: ids at or below the read pointer that were in progress or invalid, ascending.
-    :param write_pointers: the reader's own, as far as anything is stored under them before the commit.
+    :param excluded: ids up to the read pointer that were in progress or invalid, ascending.
+    :param write_pointers: the reader's own, if anything is stored under them before the commit.
     """
 
     read_pointer: int
@@ -28,54 +28,54 @@ class Snapshot:
     write_pointers: tuple[int, ...] = ()
 
     def is_visible(self, version: int) -> bool:
-        """Tell whether a version belongs to this snapshot (I1, I4)."""
+        """Return whether a version belongs to this snapshot (I1, I4)."""
         if version in self.write_pointers:
             return True
         return version <= self.read_pointer and version not in self.excluded_set
 
     def sees(self, version: int) -> bool:
-        """Tell whether another transaction's version belongs to this snapshot, as a read tells it of thousands."""
+        """Return whether another transaction's version belongs to this snapshot; for reads of thousands of versions."""
         return version <= self.read_pointer and not self.excludes(version)
 
     def excludes(self, version: int) -> bool:
-        """Tell whether an id was in progress or invalid; by a search: no set is made."""
+        """Return whether an id was in progress or invalid, by a binary search that needs no set."""
         return _holds(self.excluded, version)
 
     @cached_property
     def low(self) -> int:
-        """The smallest id that this snapshot does not see; it reaches down to here."""
+        """The smallest id that this snapshot does not see."""
         return min((*self.excluded[:1], *self.write_pointers[:1], self.read_pointer + 1))
 
     @property
     def is_prefix(self) -> bool:
-        """Whether it is just everything up to the read pointer, which SQL reads for half the price."""
+        """Whether it sees everything up to the read pointer, which SQL reads at half the cost."""
         return not (self.write_pointers or self.excluded)
 
     def require_above(self, horizon: int) -> None:
-        """Check the horizon that a read or commit has found.
+        """Raise :class:`SnapshotTooOld` if clean-up may have overtaken this snapshot.
 
-        :raises SnapshotTooOld: clean-up may have overtaken this snapshot.
+        :param horizon: the horizon that a read or commit has found.
         """
         if self.low < horizon:
             raise too_old(self.low, horizon)
 
     @cached_property
     def excluded_set(self) -> frozenset[int]:
-        """The excluded ids, for quick look-ups."""
+        """The excluded ids as a set."""
         return frozenset(self.excluded)
 
     @cached_property
     def excluded_text(self) -> str:
-        """The excluded ids with commas between them; made once, since every read sends it."""
+        """The excluded ids, separated by commas; made once, since every read sends it."""
         return ",".join(map(str, self.excluded))
 
     @property
     def write_pointers_text(self) -> str:
-        """The own write pointers with commas between them."""
+        """The write pointers, separated by commas."""
         return ",".join(map(str, self.write_pointers))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; ids are strings, since they exceed 2⁵³."""
+        """Return a JSON object. Ids are strings, since they exceed 2⁵³."""
         return {
             "read_pointer": str(self.read_pointer),
             "excluded": pack_ids(self.excluded),
@@ -84,7 +84,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Snapshot:
-        """Read the object that :meth:`to_json` gave."""
+        """Read the result of :meth:`to_json`."""
         return cls(
             int(value["read_pointer"]),
             unpack_ids(value["excluded"]),
@@ -94,16 +94,16 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class ServerSnapshot:
-    """A PostgreSQL server's own snapshot, in which one process reads: all SQL transactions that had ended by then.
+    """A PostgreSQL server's own snapshot: all SQL transactions that had ended. It is only valid in that server.
 
-    It holds in the server that gave it, and does not travel. Source: PostgreSQL's ``pg_current_snapshot()``.
+    Source: PostgreSQL's ``pg_current_snapshot()``.
 
     :param xmax: the first number of a SQL transaction that had not begun.
     :param xip: the smaller numbers that were in progress.
-    :param excluded: the ids of long transactions in progress, and the invalid ones, ascending: the rows that are staged
+    :param excluded: the ids of long transactions in progress, and invalid ids, ascending. The rows that are staged
         under them belong to SQL transactions that have ended.
-    :param low: every smaller id had ended; the snapshot reaches down to here.
-    :param origin: the life of the server that gave it: it holds until the server crashes, or another takes its place.
+    :param low: every smaller id had ended.
+    :param origin: the life of the server; it ends when the server crashes, or another one takes its place.
     """
 
     xmax: int
@@ -113,28 +113,24 @@ class ServerSnapshot:
     origin: str
 
     def excludes(self, version: int) -> bool:
-        """Tell whether an id is among the excluded ones."""
+        """Return whether an id is among the excluded ones."""
         return _holds(self.excluded, version)
 
     def require_origin(self, origin: str) -> None:
-        """Check the life of the server that a connection leads to.
+        """Check the life of the server to which a connection leads.
 
-        :raises SnapshotTooOld: numbers of SQL transactions may have been given anew since.
+        :raises SnapshotTooOld: numbers of SQL transactions may have been reused since.
         """
         if origin != self.origin:
             raise SnapshotTooOld("since the snapshot was taken the server has crashed, or another one has come")
 
     def require_above(self, horizon: int) -> None:
-        """Check the horizon that a read or commit has found.
-
-        :raises SnapshotTooOld: clean-up may have overtaken this snapshot.
-        """
+        """Raise :class:`SnapshotTooOld` if clean-up may have overtaken this snapshot."""
         if self.low < horizon:
             raise too_old(self.low, horizon)
 
 
 AnySnapshot: TypeAlias = Snapshot | ServerSnapshot
-"""Every read takes one."""
 
 
 def _holds(ascending: tuple[int, ...], number: int) -> bool:
@@ -148,7 +144,7 @@ def too_old(low: int, horizon: int) -> SnapshotTooOld:
 
 
 def pack_ids(ids: Iterable[int]) -> str:
-    """Write ascending ids as short text: their differences, compressed. Ten thousand take 40 kB, not 220."""
+    """Encode ascending ids as compressed differences. Ten thousand take 40 kB instead of 220."""
     differences, before = [], 0
     for number in ids:
         differences.append(str(number - before))
@@ -157,10 +153,7 @@ def pack_ids(ids: Iterable[int]) -> str:
 
 
 def unpack_ids(text: str) -> tuple[int, ...]:
-    """Read the text that :func:`pack_ids` gave.
-
-    :raises ValueError: the text is something else.
-    """
+    """Decode the result of :func:`pack_ids`; raise ValueError for other text."""
     if not isinstance(text, str):
         raise TypeError(f"expected packed ids as text, found {type(text).__name__}")
     return tuple(accumulate(map(int, zlib.decompress(b64decode(text, validate=True)).split()))) if text else ()

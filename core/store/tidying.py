@@ -12,16 +12,13 @@ import sqlalchemy as sa
 from export_queue.core.store.seams import Server
 
 _JOIN_SECONDS = 3600.0
-"""How long the end waits for tidying, as for any answer."""
+"""Maximum wait at the end, as for any answer."""
 
 log = logging.getLogger("export_queue.store")
 
 
 class Tidying:
-    """A thread that reclaims the space of removed entries, at most one at a time.
-
-    :param connect: lends a connection.
-    """
+    """Reclaims the space of removed entries in a thread, at most one at a time."""
 
     def __init__(self, server: Server, connect: Callable[[], AbstractContextManager[sa.Connection]]) -> None:
         self._server = server
@@ -38,11 +35,11 @@ class Tidying:
         try:
             with self._connect() as connection:
                 self._server.tidy_entries(connection)
-        except Exception as error:  # whoever removes entries next tries again
+        except Exception as error:  # the next removal of entries tries again
             log.debug("the space of removed entries was not reclaimed: %s", error)
 
     def wait(self) -> None:
-        """Wait for what :meth:`begin` has begun."""
+        """Wait for the end of the thread, if any."""
         if self._thread is not None:
             self._thread.join(_JOIN_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Errors of a database and of SQLAlchemy as this library's own."""
+"""Translation of errors of a database and of SQLAlchemy into this library's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from export_queue.core.errors import StoreNotCreated, StoreUnavailable
 from export_queue.core.store.seams import Driver
 
 _ENDED_AT_ONCE = "This connection is closed"
-"""The pool's words when the connection that replaces a dead one is dead, too."""
+"""The pool's message if the connection that replaces a dead one is dead, too."""
 
 
 class Translator:
-    """Translates errors of one store; as a context, it does so for a block.
-
-    A class, since each step of a transaction has such a block. It has no state: blocks may be nested.
-    """
+    """Translates errors of one store; as a context manager, for a block. Blocks may be nested."""
 
     __slots__ = ("_driver", "_url")
 
@@ -27,7 +24,7 @@ class Translator:
         self._url = shown_url
 
     def translate(self, error: BaseException) -> Exception | None:
-        """Return this library's error for one of the database; None for all others."""
+        """Return this library's error for an error of the database; None for all others."""
         if isinstance(error, PoolTimeout):
             return StoreUnavailable(
                 f"store {self._url}: all connections of this process are taken",
@@ -38,7 +35,7 @@ class Translator:
         if isinstance(error, DBAPIError):
             return self._translate(error.orig or error)
         if isinstance(error, StatementError) and isinstance(error.orig, Exception):
-            return error.orig  # no error of the database's: of a signal's handler, which SQLAlchemy has wrapped
+            return error.orig  # raised by a signal handler and wrapped by SQLAlchemy
         return self._translate(error) if isinstance(error, self._driver.error) else None
 
     def _translate(self, error: BaseException) -> Exception:
@@ -50,7 +47,7 @@ class Translator:
         return error if isinstance(error, Exception) else StoreUnavailable(str(error))
 
     def __enter__(self) -> None:
-        """Do nothing: only the end of the block matters."""
+        """Do nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
