@@ -339,7 +339,7 @@ def test_an_identity_that_takes_no_value_is_refused_and_one_that_does_is_written
 
 def test_a_column_in_another_case_is_named_as_the_table_has_it(url, make):
     execute(url, f'CREATE TABLE orders ("id" text PRIMARY KEY, "name" text, {RANKS})')
-    with pytest.raises(SinkConfigurationError, match="columns in another case: Name is there as name"):
+    with pytest.raises(SinkConfigurationError, match="columns in another case: Name exists as name"):
         admit(make(url, table="orders", columns=["Name"]))
     with pytest.raises(SinkConfigurationError, match="each of them once, whatever its case"):
         make(url, columns=["name", "Name"])

@@ -56,8 +56,8 @@ def connect(url: str) -> pymysql.Connection:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("utf8mb4_nopad_bin", "utf8mb4_bin", "utf8mb4_bin, which takes different ids for one"),
-        ("utf8mb4_nopad_bin", "utf8mb4_general_ci", "takes different ids for one"),
+        ("utf8mb4_nopad_bin", "utf8mb4_bin", "utf8mb4_bin, which treats different ids as equal"),
+        ("utf8mb4_nopad_bin", "utf8mb4_general_ci", "treats different ids as equal"),
         ("CHARACTER SET utf8mb4,", "CHARACTER SET latin1,", "character set latin1"),
         ("_deleted boolean)", "_deleted boolean) ENGINE = Aria", "engine is Aria"),
         ("PRIMARY KEY", "", "primary key"),
@@ -311,7 +311,7 @@ def test_tables_of_another_database_are_named_by_a_schema(mariadb_url, mariadb_s
     ("change", "problem"),
     [
         ("ADD UNIQUE KEY one (document(9))", "other unique columns"),
-        ("MODIFY id varchar(99) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci", "takes different ids for one"),
+        ("MODIFY id varchar(99) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci", "treats different ids as equal"),
     ],
 )
 @pytest.mark.parametrize("guard", ["seq", "fence"])

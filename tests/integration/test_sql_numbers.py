@@ -106,7 +106,7 @@ def test_a_number_is_no_time(url, make, value):
     result = sink.apply(Operations(["orders"] * 2, [b"1", b"2"], documents, [5] * 2, range(2)))
     (rejected,) = result.rejected
     assert (rejected.position, result.written) == (0, 1)
-    assert rejected.reason.startswith("field 'at': expected a time as text of ISO 8601, found ")
+    assert rejected.reason.startswith("field 'at': expected a time in ISO 8601, as text, found ")
 
 
 def test_doubles_take_the_nearest_one_but_no_zero_for_another_number(url, make):

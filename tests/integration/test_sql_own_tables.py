@@ -241,6 +241,6 @@ def test_options_that_name_no_table_are_refused(tmp_path, make, options, problem
 
 def test_a_key_of_another_shape_or_type_is_refused(url, make):
     make(url, key={"a": "integer", "b": "integer"}).create("orders")
-    for key, problem in (("a", "column a is"), ({"a": "integer"}, "want a value and get none: b|primary key")):
+    for key, problem in (("a", "column a is"), ({"a": "integer"}, "need a value but get none: b|primary key")):
         with pytest.raises(SinkConfigurationError, match=problem):
             make(url, key=key).create("orders")

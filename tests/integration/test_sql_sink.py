@@ -158,11 +158,11 @@ GOOD = (
         ('CREATE TABLE orders ("id" text PRIMARY KEY, "document" text)', "missing columns: _rank, _deleted"),
         (GOOD.replace("text PRIMARY", "integer PRIMARY") + ")", "column id is INTEGER"),
         (GOOD.replace("text PRIMARY", "char(9) PRIMARY") + ")", "column id is CHAR"),
-        (GOOD.replace("bigint NOT", "double precision NOT") + ")", "a double would blur"),
+        (GOOD.replace("bigint NOT", "double precision NOT") + ")", "a double would round"),
         (GOOD.replace('"document" text', '"document" text NOT NULL') + ")", "document may not be NULL"),
         (GOOD.replace(" PRIMARY KEY", "") + ")", "primary key"),
         (GOOD + ", email text UNIQUE)", "other unique columns"),
-        (GOOD + ", email text NOT NULL)", "want a value and get none: email"),
+        (GOOD + ", email text NOT NULL)", "need a value but get none: email"),
     ],
 )
 def test_a_table_that_cannot_hold_the_guarantees_is_refused(url, make, ddl, problem):
@@ -182,7 +182,7 @@ def test_a_key_that_merges_ids_is_refused(tmp_path, postgres_url, make):
         GOOD.replace("text PRIMARY", "text COLLATE blind PRIMARY") + ")",
     )
     for target in (sqlite, postgres_url):
-        with pytest.raises(SinkConfigurationError, match="takes different ids for one"):
+        with pytest.raises(SinkConfigurationError, match="treats different ids as equal"):
             admit(make(target, table="orders"))
 
 

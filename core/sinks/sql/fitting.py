@@ -1,4 +1,4 @@
-"""Whether a table that is there can hold the guarantees."""
+"""Whether an existing table can be a sink."""
 
 from __future__ import annotations
 
@@ -27,52 +27,47 @@ from export_queue.core.sinks.sql.tables import DELETED, RANK, Column, Table
 
 @dataclass(frozen=True, slots=True)
 class Misfits:
-    """What is wrong with a table's columns and keys; no problems if it can be a sink."""
+    """What is wrong with a table's columns and keys."""
 
     problems: list[str]
     addable: Sequence[str] = ()
-    """The columns that it lacks, where they may be added: all but those of the key."""
+    """The missing columns, if they can be added: all but those of the key."""
 
 
 def misfits(connection: Connection, table: Table) -> Misfits:
-    """Compare a table with what is expected.
-
-    :param connection: to its database.
-    :param table: the table as the sink expects it.
-    """
+    """Compare a table with its description."""
     inspector = inspect(connection)
     columns = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
     missing = [name for name in table.columns if name not in columns]
     if missing:
         by_folded = {name.lower(): name for name in columns}
-        others = [f"{name} is there as {by_folded[name.lower()]}" for name in missing if name.lower() in by_folded]
+        others = [f"{name} exists as {by_folded[name.lower()]}" for name in missing if name.lower() in by_folded]
         if others:
             return Misfits([f"columns in another case: {', '.join(others)}; write them as the table does"])
         found = [f"missing columns: {', '.join(missing)}"]
         if missing == [RANK, DELETED]:
-            found.append("a table that was filled with guard='fence' has none of them: open it with that guard")
+            found.append("a table that was filled with guard='fence' lacks them: open it with that guard")
         return Misfits(found, addable=() if set(missing) & set(table.keys) else missing)
     ranks = [name for name in (RANK, DELETED) if name in columns and not table.ranked]
     if ranks:
-        return Misfits(
-            [f"column {', '.join(ranks)}: of a table with guard='seq', whose deleted rows the guard fence would show"]
-        )
+        named = f"column {', '.join(ranks)}"
+        return Misfits([f"{named}: the table has guard='seq'; with the guard fence its deleted rows would be shown"])
     database = connection.dialect.name
     problems = [
-        f"column {key.name} is {columns[key.name]['type']}: expected {key.type}, which takes each id as it is"
+        f"column {key.name} is {columns[key.name]['type']}: expected {key.type}, which keeps each id as it is"
         for key in table.key.columns
         if not _takes(key, columns[key.name]["type"], database)
     ]
     if table.ranked:
         problems += _bad_marks(table, columns, database)
     problems += [
-        f"column {name} is {kind}: the sink writes it, so that it has to be an ordinary column"
+        f"column {name} is {kind}: the sink writes it, so it must be an ordinary column"
         for name in table.columns
         if (kind := _made_by_database(columns[name]))
     ]
     demanding = [name for name, column in columns.items() if name not in table.columns and _demands(column)]
     if demanding:
-        problems.append(f"columns that want a value and get none: {', '.join(demanding)}")
+        problems.append(f"columns that need a value but get none: {', '.join(demanding)}")
     primary = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
     if set(primary) != set(table.keys):
         problems.append(f"the primary key is not {' and '.join(table.keys)} alone")
@@ -80,20 +75,20 @@ def misfits(connection: Connection, table: Table) -> Misfits:
     unique += [index["name"] for index in inspector.get_indexes(table.name, schema=table.schema) if index["unique"]]
     if unique:
         named = ", ".join(str(name) for name in dict.fromkeys(unique))
-        problems.append(f"other unique columns ({named}): two records may want one value for a moment")
+        problems.append(f"other unique columns ({named}): two records may have one value for a moment")
     return Misfits(problems)
 
 
 def _bad_marks(table: Table, columns: Mapping[str, Any], database: str) -> list[str]:
-    """Say what is wrong with rank and tombstone mark, and with what a tombstone leaves empty."""
+    """Return what is wrong with rank and tombstone mark, and with columns that are empty in a tombstone."""
     problems = []
     rank, deleted = columns[RANK]["type"], columns[DELETED]["type"]
     if not isinstance(rank, Integer if database == "sqlite" else BigInteger) or getattr(rank, "unsigned", False):
-        problems.append(f"column {RANK} is {rank}: expected bigint; a double would blur ranks")
+        problems.append(f"column {RANK} is {rank}: expected bigint; a double would round ranks")
     if not isinstance(deleted, Boolean if database == "postgresql" else Boolean | Integer):
         problems.append(f"column {DELETED} is {deleted}: expected boolean")
     problems += [
-        f"column {column.name} may not be NULL: a tombstone has nothing to put there"
+        f"column {column.name} may not be NULL: a tombstone has no value for it"
         for column in table.contents.columns
         if not columns[column.name]["nullable"]
     ]
@@ -101,11 +96,7 @@ def _bad_marks(table: Table, columns: Mapping[str, Any], database: str) -> list[
 
 
 def measured(connection: Connection, table: Table) -> Table:
-    """Learn what the columns of a table that is there keep of numbers and times.
-
-    :param connection: to its database.
-    :param table: the table, which fits.
-    """
+    """Describe how precisely the columns of an existing table keep numbers and times."""
     found = {one["name"]: one["type"] for one in inspect(connection).get_columns(table.name, schema=table.schema)}
     database = "mariadb" if getattr(connection.dialect, "is_mariadb", False) else connection.dialect.name
     columns = tuple(_measured(column, found[column.name], database) for column in table.contents.columns)
@@ -115,7 +106,7 @@ def measured(connection: Connection, table: Table) -> Table:
 def _measured(column: Column, found: Any, database: str) -> Column:
     if database == "sqlite":
         column = replace(column, takes=_taken(column, found))
-        # whatever the declared type, values stay as they are, but for numbers in columns of numbers
+        # whatever its type, a column keeps values as they are, except for numbers in columns of numbers
         if isinstance(found, String):
             return replace(column, type="text") if column.type in ("integer", "real", "numeric") else column
         return column if isinstance(found, Float | _Binary) else replace(column, doubles="numbers")
@@ -129,7 +120,7 @@ def _measured(column: Column, found: Any, database: str) -> Column:
 
 
 def _taken(column: Column, found: Any) -> Literal["", "integers", "numbers", "booleans"]:
-    """Tell what a column of SQLite is for: what the description says, unless the table's own type says otherwise."""
+    """Return which values a SQLite column is meant for: those of its description, unless the table's type differs."""
     if column.type == "integer" and isinstance(found, Integer):
         return "integers"
     if column.type in ("integer", "real", "numeric") and isinstance(found, Integer | Numeric | Float):
@@ -138,12 +129,12 @@ def _taken(column: Column, found: Any) -> Literal["", "integers", "numbers", "bo
 
 
 def merging(table: Table, collations: Mapping[str, str]) -> list[str]:
-    """Say which columns of the key take different texts for one.
+    """Return the problems of key columns that treat different texts as equal.
 
-    :param collations: the collations that do so, by column.
+    :param collations: by column, those that treat different texts as equal.
     """
     return [
-        f"column {key.name} has the collation {collations[key.name]}, which takes different ids for one"
+        f"column {key.name} has the collation {collations[key.name]}, which treats different ids as equal"
         for key in table.key.columns
         if key.type == "text" and key.name in collations
     ]
@@ -157,12 +148,12 @@ def _takes(key: Column, found: Any, database: str) -> bool:
     if key.type == "uuid":
         return isinstance(found, Uuid | String)
     if database in ("mysql", "mariadb") and isinstance(found, _Binary):
-        return True  # its bytes are those of the text
+        return True  # it holds the bytes of the text
     return isinstance(found, String) and not isinstance(found, CHAR) and "CITEXT" not in str(found).upper()
 
 
 def _made_by_database(column: Any) -> str:
-    """Say how a database makes the values of a column that takes none; empty where it takes them."""
+    """Return how the database generates a column's values; empty for an ordinary column."""
     if column.get("computed"):
         return "generated from other columns"
     return "GENERATED ALWAYS AS IDENTITY" if (column.get("identity") or {}).get("always") else ""

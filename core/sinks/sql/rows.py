@@ -1,4 +1,4 @@
-"""From operations to the rows of a table, as columns (pure)."""
+"""Converts operations to the rows of a table, as columns (pure)."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from export_queue.core.sinks.sql.values import check_doubles, check_places, fiel
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a database takes in its text columns, and how."""
+    """Which values a database takes."""
 
     id_bytes: int
-    """The most bytes that its index takes."""
+    """The maximum size of an id in its index."""
     convert: Callable[[object, str, Column], Any]
     """How fields become values; see :mod:`export_queue.core.sinks.sql.values`."""
     encoded: bool = False
-    """Whether texts are handed over as UTF-8, as they came, and not as ``str``."""
+    """Whether texts are passed as UTF-8 bytes instead of ``str``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of distinct keys and sorted by them, as columns of equal length."""
+    """Rows with distinct keys, sorted by key, as columns of equal length."""
 
     keys: tuple[Sequence[Any], ...]
     values: tuple[Sequence[Any], ...]
     ranks: Sequence[int]
     deleted: Sequence[bool]
     positions: Sequence[int]
-    """Which operation of its batch each row was made of."""
+    """The position of each row's operation in its batch."""
 
     def __len__(self) -> int:
         return len(self.ranks)
 
     def columns(self, table: Table) -> tuple[Sequence[Any], ...]:
-        """Return the columns of a table, in its order."""
+        """Return the columns in the order of the table."""
         own = (*self.keys, *self.values)
         return (*own, self.ranks, self.deleted) if table.ranked else own
 
     def part(self, chosen: range) -> Rows:
-        """Return neighbouring rows."""
+        """Return a range of rows."""
         if len(chosen) == len(self):
             return self
         return self._each(lambda column: column[chosen.start : chosen.stop])
 
     def above(self, rank: int) -> Rows:
         """Return the rows of a higher rank."""
-        if min(self.ranks, default=rank + 1) > rank:  # as a rule; no need to look at each
+        if min(self.ranks, default=rank + 1) > rank:  # the usual case
             return self
         return self._take([i for i, own in enumerate(self.ranks) if own > rank])
 
     def puts(self) -> Rows:
-        """Return the rows of records that are there."""
+        """Return the rows of records that are put."""
         if True not in self.deleted:
             return self
         return self._take([i for i, deleted in enumerate(self.deleted) if not deleted])
@@ -79,11 +79,10 @@ class Rows:
 
 
 def rows_of(operations: Operations, contents: Contents, limits: Limits, key: Key | None = None) -> tuple[Rows, Reasons]:
-    """Make the rows of operations.
+    """Return the rows of operations, and the reasons why the table cannot take others, by position.
 
     :param operations: on distinct records of one table.
-    :param key: the table's key; by default one column of text.
-    :returns: the rows that the table can take, and why it cannot take the others, by position.
+    :param key: by default one column of text.
     """
     key = key or Key()
     if key.is_plain and contents.whole and contents.columns[0] == Column(contents.columns[0].name):
@@ -117,20 +116,20 @@ def rows_of(operations: Operations, contents: Contents, limits: Limits, key: Key
 
 
 def mark_row(table: Table, limits: Limits, rank: int) -> Rows:
-    """Make the sink's own row of a table."""
+    """Return the sink's own row of a table."""
     mark = [value.encode() if limits.encoded and isinstance(value, str) else value for value in table.key.mark]
     return Rows(tuple([value] for value in mark), tuple([None] for _ in table.contents.columns), [rank], [True], [0])
 
 
 def _plain_rows(operations: Operations, limits: Limits, key: Key) -> Rows | None:
-    """Make rows of whole documents in one go; None if any of them needs a closer look."""
+    """Return rows of whole documents, checked all at once; None if they must be checked one by one."""
     ids: Sequence[Any] = operations.ids
     documents: Sequence[Any] = operations.documents
     if max(map(len, ids), default=0) > limits.id_bytes:
         return None
     deleted = [document is None for document in documents] if None in documents else [False] * len(ids)
     for column in (ids, documents):
-        # a break stands between two, which no character can be made across
+        # a line break separates two texts, so no character can span them
         together = b"\n".join(filter(None, column))
         if b"\0" in together:
             return None
@@ -141,7 +140,7 @@ def _plain_rows(operations: Operations, limits: Limits, key: Key) -> Rows | None
                 return None
     if str(key.mark[0]).encode() in ids:
         return None
-    # in the order of the keys, so that two writers cannot lock each other out; bytes sort as their texts do
+    # sorted by key, so that two writers cannot deadlock; UTF-8 bytes sort like their texts
     order = sorted(range(len(ids)), key=ids.__getitem__)
     ranks = operations.ranks()
     ids, documents = [ids[i] for i in order], [documents[i] for i in order]

@@ -1,8 +1,8 @@
-"""How the fields of documents become values of columns: as they are, or not at all (pure).
+"""How the fields of documents become values of columns: unchanged, or not at all (pure).
 
-A number reaches its column by its own text, or in a form that gives the very number back. A column that would keep
-another one does not get it: the operation is refused. Only a column of doubles (``real``) rounds, since it says so.
-A time without a zone is one of UTC.
+A number is passed to its column as its own text, or in a form that preserves the number. If the column would store
+another number, the operation is refused. Only a column of doubles (``real``) rounds, since its type says so. A time
+without a zone is in UTC.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ from typing import Any
 import orjson
 
 from export_queue.core.sinks.json_texts import numbers_in, texts_of
-from export_queue.core.sinks.sql.tables import Column, Unfit
+from export_queue.core.sinks.sql.tables import INT64, Column, Unfit
 
 _NUMERAL = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
-"""What the text of a number looks like to SQLite."""
-INT64 = range(-(1 << 63), 1 << 63)
+"""The texts that SQLite reads as numbers."""
 _UINT64 = range(-(1 << 63), 1 << 64)
 
 
 def fields_of(document: bytes, columns: tuple[Column, ...]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Read a document.
+    """Return a document's fields, and the texts of fields that parsing may have rounded.
 
-    :returns: its fields, and the texts of those that parsing may have rounded.
-    :raises Unfit: it is no JSON object, or is nested too deeply.
+    :raises Unfit: it is not a JSON object, or is nested too deeply.
     """
     fields = parsed(document)
     if not isinstance(fields, dict):
-        raise Unfit(f"the document is no JSON object but {type(fields).__name__}: its fields cannot be columns")
-    # an integer of more than 64 bits comes as a float
+        raise Unfit(f"the document is not a JSON object but {type(fields).__name__}: it has no fields for columns")
+    # an integer of more than 64 bits is parsed as a float
     rounded = any(type(fields.get(column.name)) in (float, list, dict) for column in columns)
     try:
         return fields, texts_of(document) if rounded else {}
@@ -44,7 +42,7 @@ def fields_of(document: bytes, columns: tuple[Column, ...]) -> tuple[Mapping[str
 def parsed(document: bytes) -> object:
     """Parse a document.
 
-    :raises Unfit: it is no JSON.
+    :raises Unfit: it is not JSON.
     """
     try:
         return orjson.loads(document)
@@ -53,9 +51,9 @@ def parsed(document: bytes) -> object:
 
 
 def check_places(value: object, text: str, column: Column) -> None:
-    """Refuse a number with more decimal places than its column keeps; databases round such ones, without a word.
+    """Refuse a number with more decimal places than its column keeps, since databases silently round it.
 
-    :param text: of the number, where it is a float.
+    :param text: the number's own text, if it is a float.
     """
     if column.places is None or not isinstance(value, float | str):
         return
@@ -67,9 +65,9 @@ def check_places(value: object, text: str, column: Column) -> None:
 
 
 def check_doubles(text: str, column: Column) -> None:
-    """Refuse numbers that a column would keep as other ones, though it is none of numbers.
+    """Refuse numbers that a column would change, though it is not a column of numbers.
 
-    :param text: what the column is to hold; JSON, where its numbers are meant.
+    :param text: what the column will hold; JSON if the numbers in it are meant.
     """
     if column.doubles == "json":
         for found in numbers_in(text):
@@ -78,14 +76,14 @@ def check_doubles(text: str, column: Column) -> None:
     elif column.doubles == "numbers" and _NUMERAL.fullmatch(text):
         number = _exact(text, column)
         is_integer = text.strip().lstrip("+-").isdecimal() and _is_whole(number)
-        if not is_integer:  # with a point or an exponent the same number would be read as a double
+        if not is_integer:  # with a point or an exponent it would be read as a double
             _require_double(number, text, column)
 
 
 def check_kind(value: object, text: str, column: Column) -> None:
-    """Refuse what is no number, for a column of numbers that would keep it, as those of SQLite do.
+    """Refuse other values than numbers for a column of numbers that would keep them, as SQLite does.
 
-    :param text: the field's own text, where parsing may have rounded it.
+    :param text: the field's own text, if parsing may have rounded it.
     """
     if not column.takes or value is None or isinstance(value, bool):
         return
@@ -104,11 +102,11 @@ def check_kind(value: object, text: str, column: Column) -> None:
 def as_text(value: object, text: str, column: Column) -> Any:
     """Convert a field for a database that reads values of any type from text.
 
-    :param text: the field's own text, where parsing may have rounded it.
+    :param text: the field's own text, if parsing may have rounded it.
     """
     if value is None:
         return None
-    if column.type == "timestamp":  # the database would read words such as "now", and drop zones where it keeps none
+    if column.type == "timestamp":  # the database would accept words such as "now", and drop zones
         return _utc(value, column) if column.zoneless else _moment(value, column).isoformat(" ")
     return _text(value, text, column)
 
@@ -134,7 +132,7 @@ def as_native(value: object, text: str, column: Column) -> Any:
 
 
 def as_literal(value: object, text: str, column: Column) -> Any:
-    """Convert a field for MySQL, which reads numbers exactly from literals, and whose timestamps know no zones."""
+    """Convert a field for MySQL, which reads numbers exactly from literals, and whose timestamps have no zones."""
     if value is None:
         return None
     if column.type == "timestamp":
@@ -148,9 +146,9 @@ def as_literal(value: object, text: str, column: Column) -> Any:
 
 
 def as_python(value: object, text: str, column: Column, *, decimals: bool = True) -> Any:
-    """Convert a field to the very type that SQLAlchemy wants for a column of its type.
+    """Convert a field to the Python type that SQLAlchemy expects for its column.
 
-    :param decimals: whether the driver takes decimal numbers as such; others are handed to it as doubles.
+    :param decimals: whether the driver takes decimal numbers; otherwise they are passed as doubles.
     """
     if value is None or column.type in ("text", "json"):
         return None if value is None else _text(value, text, column)
@@ -159,11 +157,11 @@ def as_python(value: object, text: str, column: Column, *, decimals: bool = True
         return moment.replace(tzinfo=None) if column.zoneless else moment
     wanted: tuple[type, ...] = {"boolean": (bool,), "integer": (int,)}.get(column.type, (int, float))
     if not isinstance(value, wanted) or (isinstance(value, bool) and column.type != "boolean"):
-        raise Unfit(f"field {column.name!r} is no {column.type}: {value!r:.100}")
+        raise Unfit(f"field {column.name!r}: expected {column.type}, found {value!r:.100}")
     if column.type == "numeric":
         number = _exact(text, column) if text else Decimal(int(value))  # type: ignore[call-overload]
         if not decimals:
-            _require_double(number, text or str(value), column)  # of whole ones, too, the driver makes doubles
+            _require_double(number, text or str(value), column)  # the driver converts whole numbers to doubles, too
         return number
     return as_native(value, text, column)
 
@@ -181,7 +179,7 @@ def _text(value: object, text: str, column: Column) -> Any:
         return text
     found = value if isinstance(value, str) and column.type != "json" else orjson.dumps(value).decode()
     if "\0" in found:
-        raise Unfit(f"field {column.name!r} holds a NUL, which text of SQL cannot")
+        raise Unfit(f"field {column.name!r} contains a NUL, which SQL text cannot hold")
     return found
 
 
@@ -190,13 +188,13 @@ def _utc(value: object, column: Column) -> str:
 
 
 def _moment(value: object, column: Column) -> datetime:
-    if not isinstance(value, str):  # the digits of 20260701 would be a day
-        raise Unfit(f"field {column.name!r}: expected a time as text of ISO 8601, found {value!r:.100}")
+    if not isinstance(value, str):  # 20260701 would be read as a day
+        raise Unfit(f"field {column.name!r}: expected a time in ISO 8601, as text, found {value!r:.100}")
     try:
         moment = datetime.fromisoformat(value)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
-        raise Unfit(f"field {column.name!r} is no time as ISO 8601 has them: {value!r:.100}") from None
+        raise Unfit(f"field {column.name!r}: expected a time in ISO 8601, found {value!r:.100}") from None
 
 
 def _number(text: str) -> Decimal | None:
@@ -215,7 +213,6 @@ def _exact(text: str, column: Column) -> Decimal:
 
 
 def _places(number: Decimal) -> int:
-    """Count the decimal places that a number needs."""
     _, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
     zeros = next((i for i, digit in enumerate(reversed(digits)) if digit), None)
@@ -223,23 +220,22 @@ def _places(number: Decimal) -> int:
 
 
 def _is_double(number: Decimal) -> bool:
-    """Tell whether a double, written as short as it can be, is this number."""
+    """Return whether the shortest text of the nearest double is this number."""
     return Decimal(repr(float(number))) == number
 
 
 def _is_whole(number: Decimal) -> bool:
-    """Tell whether a number is an integer of 64 bits."""
+    """Return whether a number is an integer of 64 bits."""
     return number.adjusted() < 20 and number == number.to_integral_value() and int(number) in INT64
 
 
 def _require_double(number: Decimal, text: str, column: Column) -> None:
-    """Refuse a number that is no double."""
     if not _is_double(number):
         raise Unfit(f"field {column.name!r} is {_shown(text)}: its column would keep {float(number)!r}")
 
 
 def _require_not_lost(value: float, text: str, column: Column) -> None:
-    """Refuse a number for which doubles have nothing but zero."""
+    """Refuse a number that has become zero because it is too small for a double."""
     if value == 0 and _exact(text, column) != 0:
         raise Unfit(f"field {column.name!r} is {_shown(text)}, which is too small for a double")
 

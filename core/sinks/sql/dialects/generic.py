@@ -22,6 +22,7 @@ from export_queue.core.sinks.sql.dialects.protocol import (
     KEPT_OUT,
     URL_OPTION,
     Clash,
+    Dialect,
     Password,
     Poison,
     TryAgain,
@@ -56,7 +57,7 @@ _HIGHEST = (1 << 63) - 1
 _TRICKY = ("a", "A", "a ", "á", "ß", "ss")
 
 
-class GenericDialect:
+class GenericDialect(Dialect):
     """A database of any SQLAlchemy dialect.
 
     :param url: with user, without password.
@@ -91,7 +92,6 @@ class GenericDialect:
 
     def engine(self) -> sa.Engine:
         engine = sa.create_engine(self._url, hide_parameters=True, pool_timeout=self._timeout)
-
         give_password(engine, self._password)
 
         @sa.event.listens_for(engine, "do_connect")
@@ -102,15 +102,6 @@ class GenericDialect:
                 raise SinkConfigurationError(f"{URL_OPTION}: {error}") from None
 
         return engine
-
-    def folds_names(self, connection: sa.Connection) -> bool:
-        return False
-
-    def begin(self, connection: sa.Connection) -> None:
-        """Do nothing: any transaction will do."""
-
-    def limit_ddl(self, connection: sa.Connection) -> None:
-        """Do nothing: each database has its own way."""
 
     def syntax(self, connection: sa.Connection, table: Table | None = None) -> Syntax:
         dialect, gone = connection.dialect, sa.column(DELETED, sa.Boolean())
@@ -145,7 +136,7 @@ class GenericDialect:
         try:
             connection.execute(sa.insert(described), rows)
         except sa.exc.IntegrityError as error:
-            return [f"the key takes different ids for one, or the table has other rules: {error.orig}"]
+            return [f"the key treats different ids as equal, or the table has other rules: {error.orig}"]
         found = connection.execute(sa.select(described).where(probed)).all()
         if {tuple(row)[: len(table.keys)] for row in found} != {tuple(row[key] for key in table.keys) for row in rows}:
             return ["the key does not give ids back as they are"]

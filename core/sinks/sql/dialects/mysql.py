@@ -14,16 +14,15 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from export_queue.core.drivers import bare_url, mysql_arguments
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
-from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql.dialects.protocol import (
     DDL_LOCK_SECONDS,
     URL_OPTION,
+    Dialect,
     Password,
     Poison,
     TryAgain,
     give_password,
     judged,
-    require_shape,
 )
 from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.rows import Limits, Rows
@@ -149,7 +148,7 @@ _SLACK = 1 << 10
 """Bytes of a statement besides its rows and names."""
 
 
-class MySqlDialect:
+class MySqlDialect(Dialect):
     """A database of a MySQL or MariaDB server.
 
     :param url: its password is ignored.
@@ -157,9 +156,7 @@ class MySqlDialect:
     """
 
     name = "mysql"
-    capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=4 * KEY_CHARACTERS, convert=as_literal, encoded=True)
-    locks_reads = True
     driver_error: type[Exception] = pymysql.Error
 
     def __init__(self, url: URL, *, password: Password, timeout: float) -> None:
@@ -189,7 +186,6 @@ class MySqlDialect:
             pool_recycle=self._timeout / 2,  # before the server ends an idle session
             connect_args={**settings, **self._arguments},
         )
-
         give_password(engine, self._password, encoding="utf-8")  # PyMySQL would use latin1
 
         # insert=True: before SQLAlchemy asks how names are quoted, and after a user's init_command
@@ -278,7 +274,7 @@ class MySqlDialect:
         for part in _parts(rows.columns(table), longest):
             changed = driver.query(head + b",\n".join(part) + tail)
             written += _written(changed, driver._result.message, len(part))
-        require_shape(self, connection, table)
+        self.require_shape(connection, table)
         # an unchanged row is not counted, and no row is kept out without an error
         return written if table.ranked else len(rows)
 
@@ -294,7 +290,7 @@ class MySqlDialect:
         gone = 0
         for part in _parts(rows.keys, connection.info["packet"] - len(head) - _SLACK):
             gone += driver.query(head + b",\n".join(part) + b")")
-        require_shape(self, connection, table)
+        self.require_shape(connection, table)
         return len(list(self._read(connection, table, rows))) if gone < len(rows) else 0
 
     def _read(self, connection: Connection, table: Table, rows: Rows) -> Iterator[Sequence[Any]]:

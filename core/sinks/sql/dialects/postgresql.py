@@ -14,17 +14,16 @@ from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.postgresql_arrays import BigintArray, BooleanArray, TextArray
 from export_queue.core.postgresql_connection import BoundedConnection
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
-from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
 from export_queue.core.sinks.sql.dialects.protocol import (
     DDL_LOCK_SECONDS,
     URL_OPTION,
+    Dialect,
     Password,
     Poison,
     TryAgain,
     give_password,
     judged,
-    require_shape,
 )
 from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.rows import Limits, Rows
@@ -84,7 +83,7 @@ class Shape:
     """Whether a statement on the table's rows meets nothing but constraints."""
 
 
-class PostgresDialect:
+class PostgresDialect(Dialect):
     """A database of a PostgreSQL server.
 
     :param url: its password is ignored.
@@ -92,9 +91,7 @@ class PostgresDialect:
     """
 
     name = "postgresql"
-    capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=2600, convert=as_text, encoded=True)  # a B-tree row holds at most 2704 bytes
-    locks_reads = True
     driver_error: type[Exception] = psycopg.Error
 
     def __init__(self, url: URL, *, password: Password, timeout: float) -> None:
@@ -128,7 +125,6 @@ class PostgresDialect:
             # that it cannot hold, for one row.
             connect_args={**settings, **self._arguments, "client_encoding": "UTF8"},
         )
-
         give_password(engine, self._password)
 
         @event.listens_for(engine, "do_connect")
@@ -138,9 +134,6 @@ class PostgresDialect:
             return raw
 
         return engine
-
-    def folds_names(self, connection: Connection) -> bool:
-        return False
 
     def begin(self, connection: Connection) -> None:
         # a session that hangs must not hold its locks forever
@@ -228,9 +221,9 @@ class PostgresDialect:
                         raise
                     cursor.execute(statements.BACK)
                     if way == ways[-1] or not isinstance(error, _NEXT_WAY):
-                        require_shape(self, connection, table)  # an altered type is not the fault of a row
+                        self.require_shape(connection, table)  # an altered type is not the fault of a row
                         raise
-        require_shape(self, connection, table)
+        self.require_shape(connection, table)
         return written
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:

@@ -70,14 +70,14 @@ class SchemaChanged(Exception):
 
 
 class Dialect(Protocol):
-    """One kind of database."""
+    """One kind of database; some of its methods have a default."""
 
     name: str
     server: str
     """The server's name in messages: host and port, or the file."""
-    capabilities: Capabilities
+    capabilities: Capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
     limits: Limits
-    locks_reads: bool
+    locks_reads: bool = True
     """Whether a transaction that writes can lock a row that it reads."""
     driver_error: type[Exception]
 
@@ -86,12 +86,15 @@ class Dialect(Protocol):
 
     def folds_names(self, connection: Connection) -> bool:
         """Return whether names that differ only by case name one table."""
+        return False
 
     def begin(self, connection: Connection) -> None:
         """Prepare a transaction that will write."""
+        return
 
     def limit_ddl(self, connection: Connection) -> None:
         """Limit how long an open transaction waits for tables, since others queue behind it."""
+        return
 
     def syntax(self, connection: Connection, table: Table | None = None) -> Syntax:
         """Return how the database writes common statements; types of key columns may depend on the table."""
@@ -122,11 +125,10 @@ class Dialect(Protocol):
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Return the meaning of an error of the driver."""
 
+    def require_shape(self, connection: Connection, table: Table) -> None:
+        """Compare a table with its description, after a change of a row: from then on the transaction holds the table.
 
-def require_shape(dialect: Dialect, connection: Connection, table: Table) -> None:
-    """Compare a table with its description, after a change of a row: from then on the transaction holds the table.
-
-    :raises SchemaChanged: the table was altered after it was examined.
-    """
-    if table.shape is not None and dialect.shape(connection, table) != table.shape:
-        raise SchemaChanged(f"table {table} was altered")
+        :raises SchemaChanged: the table was altered after it was examined.
+        """
+        if table.shape is not None and self.shape(connection, table) != table.shape:
+            raise SchemaChanged(f"table {table} was altered")

@@ -10,9 +10,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
-from export_queue.core.sinks.protocol import Capabilities
 from export_queue.core.sinks.sql import statements
-from export_queue.core.sinks.sql.dialects.protocol import Poison, TryAgain, judged, require_shape
+from export_queue.core.sinks.sql.dialects.protocol import Dialect, Poison, TryAgain, judged
 from export_queue.core.sinks.sql.fitting import merging
 from export_queue.core.sinks.sql.rows import Limits, Rows
 from export_queue.core.sinks.sql.tables import Table
@@ -43,16 +42,14 @@ ERRORS = ErrorTable(
 )
 
 
-class SqliteDialect:
+class SqliteDialect(Dialect):
     """A database file.
 
     :param timeout: seconds to wait for another writer.
     """
 
     name = "sqlite"
-    capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
     limits = Limits(id_bytes=1 << 20, convert=as_native)
-    locks_reads = True  # each transaction is the only one that writes
     driver_error: type[Exception] = sqlite3.Error
 
     def __init__(self, url: URL, *, timeout: float) -> None:
@@ -87,12 +84,6 @@ class SqliteDialect:
     def folds_names(self, connection: Connection) -> bool:
         return True
 
-    def begin(self, connection: Connection) -> None:
-        """Do nothing: the transaction has begun as a writing one."""
-
-    def limit_ddl(self, connection: Connection) -> None:
-        """Do nothing: the transaction already holds the file."""
-
     def syntax(self, connection: Connection, table: Table | None = None) -> statements.Syntax:
         return statements.SQLITE
 
@@ -112,7 +103,7 @@ class SqliteDialect:
             # for each bool the driver would search for an adapter
             columns = (*columns[:-1], list(map(int, rows.deleted)))
         written = driver.executemany(statements.upsert_values(table), zip(*columns, strict=True)).rowcount
-        require_shape(self, connection, table)
+        self.require_shape(connection, table)
         return written
 
     def held(self, connection: Connection, table: Table, rows: Rows) -> int:
@@ -124,7 +115,7 @@ class SqliteDialect:
     def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
         driver = _driver(connection)
         gone = driver.executemany(statements.delete_values(table), zip(*rows.keys, strict=True)).rowcount
-        require_shape(self, connection, table)
+        self.require_shape(connection, table)
         return 0 if gone == len(rows) else self.held(connection, table, rows)
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
