@@ -22,7 +22,6 @@ def redis_target(
 
     :param given: extras of a connection, or the options of a URL.
     :param path: what follows host and port: the number of the database.
-    :raises ExportQueueError: an option is unknown or has a wrong value, or two options contradict each other.
     """
     options = REDIS_CONNECTION.read(given, where=where, error=error)
     if options.get("ssl") is False:  # Airflow's form writes these even where nobody has touched them
@@ -44,11 +43,7 @@ def redis_target(
 def redis_tls(
     given: Mapping[str, Any], *, ssl: bool, where: str, error: type[ExportQueueError] = InvalidArgument
 ) -> dict[str, Any]:
-    """Return TLS options as arguments of redis-py.
-
-    :param ssl: whether the connection uses TLS.
-    :raises ExportQueueError: an option is unknown, has a wrong value, or would not be enforced.
-    """
+    """Return TLS options as arguments of redis-py, or refuse options that would not be enforced."""
     options = REDIS_TLS.read(given, where=where, error=error)
     if options and not ssl:
         raise error(
@@ -69,10 +64,7 @@ def redis_tls(
 
 
 def check_redis_tls(options: Mapping[str, Any], *, where: str, error: type[ExportQueueError] = InvalidArgument) -> None:
-    """Make sure that files and ciphers can be used. Otherwise redis-py would fail at each connection.
-
-    :param options: as :func:`redis_tls` returns them.
-    """
+    """Make sure that files and ciphers can be used; otherwise redis-py would fail at each connection."""
     check_files(options, "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", where=where, error=error)
     context = SSLContext(PROTOCOL_TLS_CLIENT)
     try:
@@ -87,11 +79,7 @@ def check_redis_tls(options: Mapping[str, Any], *, where: str, error: type[Expor
 
 
 def client_arguments(given: Mapping[str, Any], hosts: Sequence[str]) -> dict[str, Any]:
-    """Read options of Elasticsearch's client, which would silently drop some of them.
-
-    :param hosts: URLs of the cluster's nodes.
-    :raises SinkConfigurationError: an option is unknown or has a wrong value, or the client would drop a demand.
-    """
+    """Read options of Elasticsearch's client, or refuse demands that the client would silently drop."""
     options = ELASTICSEARCH.read(given, where="client_options", error=SinkConfigurationError)
     for host in hosts:
         if "?" in host or "#" in host or "@" in host:

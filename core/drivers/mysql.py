@@ -53,10 +53,7 @@ class TlsDemand:
     """CA, certificate, key and ciphers, by option."""
 
     def arguments(self) -> dict[str, Any]:
-        """Read the files and return the arguments of PyMySQL.
-
-        :raises OSError: a file cannot be read.
-        """
+        """Read the files and return the arguments of PyMySQL."""
         if self.mode == "PREFERRED":
             return {}  # PyMySQL's default
         if self.mode == "DISABLED":
@@ -78,11 +75,7 @@ class TlsDemand:
 
 
 def tls_demand(options: Mapping[str, Any], *, where: str, error: type[ExportQueueError] = InvalidArgument) -> TlsDemand:
-    """Return what options demand of TLS. A CA alone demands that the server's certificate and name are verified.
-
-    :param options: as :func:`mysql_options` returns them.
-    :raises ExportQueueError: they contradict each other.
-    """
+    """Return what options demand of TLS. A CA alone demands that the server's certificate and name are verified."""
     files = {name: options[name] for name in _FILES if name in options}
     switches = {name: options[name] for name in _SWITCHES if name in options}
     if "ssl_mode" in options and switches:

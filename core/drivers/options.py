@@ -67,10 +67,7 @@ class Driver:
 
 
 def check_files(options: Mapping[str, Any], *names: str, where: str, error: type[ExportQueueError]) -> None:
-    """Make sure that files can be read: drivers silently continue without some of them.
-
-    :param names: the options that name files or folders.
-    """
+    """Make sure that the files or folders of some options can be read: drivers silently continue without some."""
     for name in names:
         if (path := options.get(name)) is None:
             continue

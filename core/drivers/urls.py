@@ -23,11 +23,7 @@ _HOST_AND_PORT = re.compile(r"(\[[^\]]+\]|[^/:@\[\]]*):(\d+)")
 
 
 def parse_url(text: str, *, where: str, error: Refusal = InvalidArgument, hint: str | None = None) -> URL:
-    """Parse a URL. Errors do not show it, since it may hold a password.
-
-    :param where: where the URL comes from, for errors.
-    :param hint: the hint of the error.
-    """
+    """Parse a URL. Errors do not show it, since it may hold a password."""
     try:
         url = make_url(text.strip())
     except (ArgumentError, ValueError):  # ValueError: the port is not a number
@@ -83,9 +79,7 @@ def postgresql_arguments(url: URL, *, where: str, error: Refusal = InvalidArgume
     """Return a URL as parameters of libpq, without the password.
 
     Hosts may precede the path or be options, as ``host=a,b&port=1,2`` or ``host=a:1&host=b:2``. A host that begins with
-    a slash is the folder of a socket.
-
-    :raises ExportQueueError: an option is unknown, has a wrong value, is given twice, or would not be enforced.
+    a slash is the folder of a socket. Options that would not be enforced are refused.
     """
     query = {name: value for name, value in url.query.items() if name != "password"}
     host, port = _host_and_port(query.pop("host", ()), query.pop("port", ()), where, error)

@@ -111,10 +111,7 @@ def missing_control_tables(connection: Connection, schema: str | None) -> list[T
 
 
 def check_control_tables(connection: Connection, schema: str | None, *, sink: str) -> None:
-    """Make sure that a sink that has queues has all its control tables.
-
-    :raises SinkLostData: a table is missing.
-    """
+    """Raise SinkLostData if a sink that has queues lacks a control table."""
     missing, queues = missing_control_tables(connection, schema), queue_table(schema)
     if missing and queues not in missing and connection.execute(select(queues).limit(1)).first():
         raise SinkLostData(f"table {missing[0].name!r} of {sink} is gone: it was dropped or renamed")
@@ -170,13 +167,10 @@ def read_queue(connection: Connection, *, schema: str | None, queue_id: str) -> 
 def held_floor(
     connection: Connection, schema: str | None, *, locks_reads: bool, beside: Sequence[ColumnElement[Any]] = ()
 ) -> Iterator[tuple[int, Sequence[Any]]]:
-    """Read the floor, and keep it from being raised until the transaction ends.
+    """Read the floor and further values, and keep the floor from being raised until the transaction ends.
 
-    :param locks_reads: whether the database can lock a row that is read. If not, the row is updated at the end of the
-        block, on the condition that the floor has not changed.
-    :param beside: further values to read in the same statement.
-    :returns: the floor, and those values.
-    :raises TryAgain: the floor was raised.
+    If the database cannot lock a row that it reads, the row is updated at the end of the block, on the condition that
+    the floor has not changed.
     """
     table = floor_table(schema)
     reading = select(table.c.floor, *beside).where(table.c.id == _ONLY_ROW)
@@ -193,11 +187,7 @@ def held_floor(
 
 
 def raise_floor(connection: Connection, *, schema: str | None, store_id: str, floor: int, sink: str) -> int:
-    """Raise the floor after all batches that have read the old one have ended. It never falls.
-
-    :returns: the new floor.
-    :raises SinkBelongsToAnother: another store also feeds the sink.
-    """
+    """Raise the floor after all batches that have read the old one have ended, and return it. It never falls."""
     table = floor_table(schema)
     if connection.dialect.name == "postgresql":
         # this lock queues in order: new batches would always overtake a wait for the row's lock

@@ -1,10 +1,10 @@
-"""The database of a SQL sink: transactions, which are retried, and whose errors are explained."""
+"""The database of a SQL sink: retries transactions and explains their errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
@@ -15,40 +15,28 @@ from export_queue.core.sinks.sql.dialects import Clash, Dialect, Poison, TryAgai
 
 RETRY = Retry(attempts=5, first_pause=0.02, longest_pause=0.2)
 """For a transaction that gave way to another one."""
-_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 class Database:
-    """A database that holds tables of records; it connects at its first use."""
+    """A database of a sink, connected at its first use."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self.engine = dialect.engine()
         self.retry = RETRY
 
-    def ask(
-        self,
-        work: Callable[Concatenate[Connection, _Arguments], _Result],
-        *args: _Arguments.args,
-        **options: _Arguments.kwargs,
-    ) -> _Result:
+    def ask(self, work: Callable[..., _Result], *args: Any, **options: Any) -> _Result:
         """Run a function in a transaction that writes no records."""
         try:
             return self.run(work, *args, **options)
         except Poison as error:
             raise SinkRefused(f"{self}: {error}") from error
 
-    def run(
-        self,
-        work: Callable[Concatenate[Connection, _Arguments], _Result],
-        *args: _Arguments.args,
-        **options: _Arguments.kwargs,
-    ) -> _Result:
-        """Run a function in a transaction. Retry when it gives way to another transaction.
+    def run(self, work: Callable[..., _Result], *args: Any, **options: Any) -> _Result:
+        """Run a function in a transaction. Retry if it gives way to another transaction.
 
-        :param work: gets the connection, and the other arguments.
-        :raises Poison: the database refuses one of its rows, however often it is tried.
+        :raises Poison: the database permanently refuses one of its rows.
         :raises SinkUnavailable: all retries failed.
         """
 
@@ -65,7 +53,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Run a transaction once. Errors of the driver are raised as the sink's own, as Poison or as TryAgain."""
+        """Run a transaction once. Errors of the driver are raised as errors of the sink, Poison or TryAgain."""
         try:
             with self.engine.connect() as connection, connection.begin():
                 try:
@@ -74,7 +62,7 @@ class Database:
                 except (DBAPIError, self.dialect.driver_error) as error:
                     explained = self._explain(error)
                     if not isinstance(explained, Poison | TryAgain):
-                        connection.invalidate()  # before the rollback, which would fail, too, and say less
+                        connection.invalidate()  # a rollback would also fail, with a less helpful error
                     raise explained from error
         except (SQLAlchemyError, self.dialect.driver_error) as error:
             raise self._explain(error) from error
@@ -86,7 +74,7 @@ class Database:
     def _explain(self, error: Exception) -> Exception:
         original = error.orig if isinstance(error, DBAPIError) else error
         if isinstance(error, StatementError) and isinstance(error.orig, Exception) and original is error:
-            return error.orig  # not the database's error: a signal handler's, which SQLAlchemy has wrapped
+            return error.orig  # the error of a signal handler, which SQLAlchemy has wrapped
         if not isinstance(original, self.dialect.driver_error):
             return SinkUnavailable(f"{self}: {original}")
         return self.dialect.explain(original)

@@ -82,10 +82,7 @@ def missing_view(connection: sa.Connection, dialect: Dialect, table: Table) -> M
 def missing_ddl(
     connection: sa.Connection, dialect: Dialect, tables: Iterable[Table], *, schema: str | None, is_fenced: bool
 ) -> list[str]:
-    """Return the statements that create missing tables, columns and views.
-
-    :param schema: where the sink's own tables are.
-    """
+    """Return the statements that create missing tables, columns and views, and the own tables in a schema."""
     control = missing_control(connection, dialect, schema, is_fenced=is_fenced)
     found = [command for commands in control.values() for command in commands]
     for table in tables:

@@ -51,7 +51,7 @@ def misfits(connection: Connection, table: Table) -> Misfits:
     ranks = [name for name in (RANK, DELETED) if name in columns and not table.ranked]
     if ranks:
         named = f"column {', '.join(ranks)}"
-        return Misfits([f"{named}: the table has guard='seq'; with the guard fence its deleted rows would be shown"])
+        return Misfits([f"{named}: a table with guard='seq'; the guard fence would show its deleted rows"])
     database = connection.dialect.name
     problems = [
         f"column {key.name} is {columns[key.name]['type']}: expected {key.type}, which keeps each id as it is"
@@ -129,10 +129,7 @@ def _taken(column: Column, found: Any) -> Literal["", "integers", "numbers", "bo
 
 
 def merging(table: Table, collations: Mapping[str, str]) -> list[str]:
-    """Return the problems of key columns that treat different texts as equal.
-
-    :param collations: by column, those that treat different texts as equal.
-    """
+    """Return the problems of key columns, given the collations of columns that treat different texts as equal."""
     return [
         f"column {key.name} has the collation {collations[key.name]}, which treats different ids as equal"
         for key in table.key.columns

@@ -1,11 +1,11 @@
 """How the sink recognises a table, and notices that its rows were lost.
 
 With the guard ``seq`` a table holds one row of the sink itself, its mark: a tombstone, which readers do not see, with a
-random rank. The record of the table notes that rank. Whatever takes the table's rows takes the mark, too: a DROP, a
+random rank. The table's record contains that rank. Whatever removes the table's rows also removes the mark: a DROP, a
 TRUNCATE, a table that was recreated or renamed.
 
-Tables of the guard ``fence`` show all their rows, and some tables of users do not accept a mark. Their records note, in
-the transactions that write them, whether the table holds any rows.
+Tables of the guard ``fence`` show all their rows, and some tables of users do not accept a mark. Their records contain,
+updated in the transactions that write to the table, whether it holds any rows.
 """
 
 from __future__ import annotations
@@ -31,24 +31,21 @@ _MARKS = 1 << 32
 
 
 class NoMark(Exception):
-    """The table does not accept its mark, or does not return it; the transaction is rolled back."""
+    """The table does not accept its mark, or does not return it. The transaction is rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """What the sink remembers of a table that was set up."""
+    """What the sink records about a table that was set up."""
 
     mark: int
-    """Rank of its mark; 0 if it has none."""
+    """The rank of its mark; 0 if it has none."""
     holds_rows: bool
-    """Of a table without a mark: whether it is known to hold any row."""
+    """Whether a table without a mark is known to hold any row."""
 
 
 def known_tables(connection: sa.Connection, schema: str | None, *, template: str) -> dict[str, TableRecord]:
-    """Return the records of the tables that were set up and that a template may name.
-
-    :param template: of their names, without a schema.
-    """
+    """Return the records of the tables that were set up and whose names fit a template without a schema."""
     records = records_table(schema).c
     pattern = re.compile(names_of(template), re.IGNORECASE)
     found = sa.select(records.table_name, records.mark, records.holds_rows).where(records.mark.is_not(None))
@@ -57,7 +54,7 @@ def known_tables(connection: sa.Connection, schema: str | None, *, template: str
 
 
 def read_record(connection: sa.Connection, schema: str | None, name: str) -> TableRecord | None:
-    """Return the record of a table; None if no sink has set it up since it was lost, or ever."""
+    """Return the record of a table; None if no sink has set it up, or set it up again after a loss."""
     records = records_table(schema).c
     found = sa.select(records.mark, records.holds_rows).where(records.table_name == name, records.mark.is_not(None))
     row = connection.execute(found).one_or_none()
@@ -65,10 +62,7 @@ def read_record(connection: sa.Connection, schema: str | None, name: str) -> Tab
 
 
 def note_loss(connection: sa.Connection, schema: str | None, name: str, record: TableRecord, *, fence: int) -> None:
-    """Forget a table that was lost, and note the loss: other queues may have written to it, too.
-
-    :param fence: of the queue that is readmitted.
-    """
+    """Forget a lost table for a queue that is readmitted, and record its fence: the table may have had other queues."""
     table = records_table(schema)
     known = sa.update(table).where(table.c.table_name == name, table.c.mark == record.mark)
     if connection.execute(known.values(mark=None, holds_rows=False, lost_fence=fence)).rowcount == 0:
@@ -76,10 +70,7 @@ def note_loss(connection: sa.Connection, schema: str | None, name: str, record: 
 
 
 def check_losses(connection: sa.Connection, schema: str | None, name: str, *, queue_id: str, sink: str) -> None:
-    """Make sure that a queue has lost nothing in a table that was lost and readmitted for another queue.
-
-    :raises SinkLostData: it may have.
-    """
+    """Raise SinkLostData if a queue may have lost records in a table that was readmitted for another queue."""
     records, queues = records_table(schema).c, queue_table(schema).c
     lost_at = connection.execute(sa.select(records.lost_fence).where(records.table_name == name)).scalar()
     if lost_at:
@@ -88,18 +79,14 @@ def check_losses(connection: sa.Connection, schema: str | None, name: str, *, qu
 
 
 def leave_mark(connection: sa.Connection, dialect: Dialect, table: Table) -> int:
-    """Write a table's mark and record it. Record an existing mark; leave a recorded mark unchanged.
-
-    :returns: the mark.
-    :raises NoMark: the table does not return it.
-    """
+    """Write, record and return the mark of a table. Record an existing mark; leave a recorded mark unchanged."""
     if (record := read_record(connection, table.schema, table.name)) is not None:
-        return record.mark  # another sink was there a moment before
+        return record.mark  # another sink has just set it up
     if not table.ranked:
         raise NoMark
     mark = connection.execute(sa.select(found_mark(table))).scalar()
     if mark is None:
-        # odd, as no tombstone's; so high that no record of the key, if there were any, would replace it
+        # odd, unlike the rank of a tombstone, and so high that no other row of this key would replace it
         mark = 2 * (MAX_SEQ - secrets.randbelow(_MARKS)) + 1
         dialect.upsert(connection, table, mark_row(table, dialect.limits, mark))
         if connection.execute(sa.select(found_mark(table))).scalar() != mark:
@@ -115,10 +102,7 @@ def note_without_mark(connection: sa.Connection, table: Table) -> None:
 
 
 def prove(connection: sa.Connection, table: Table, record: TableRecord, *, sink: str) -> None:
-    """Make sure that a table is the one that was set up, and still holds its rows.
-
-    :raises SinkLostData: it is gone, is another one, or was emptied.
-    """
+    """Raise SinkLostData if a table is gone, was emptied, or is another one than was set up."""
     require_table(connection, table, sink=sink)
     if record.mark:
         found = connection.execute(sa.select(found_mark(table))).scalar()
@@ -131,19 +115,15 @@ def prove(connection: sa.Connection, table: Table, record: TableRecord, *, sink:
 
 
 def require_table(connection: sa.Connection, table: Table, *, sink: str) -> None:
-    """Make sure that a table that was set up exists.
-
-    :raises SinkLostData: it does not.
-    """
+    """Raise SinkLostData if a table that was set up does not exist."""
     if not sa.inspect(connection).has_table(table.name, schema=table.schema):
         raise SinkLostData(f"table {str(table)!r} of {sink} is gone: it was dropped or renamed")
 
 
 def check_mark(table: Table, found: int | None, expected: int, *, sink: str, holds_rows: bool = False) -> None:
-    """Compare the mark in a table with the recorded one.
+    """Raise SinkLostData if the mark in a table is not the recorded one.
 
-    :param holds_rows: whether the table is known to hold rows, in which case they may be of an older state.
-    :raises SinkLostData: it is another one, or gone.
+    :param holds_rows: whether the table holds rows, which may then be of an older state.
     """
     if found == expected:
         return
@@ -157,9 +137,9 @@ def check_mark(table: Table, found: int | None, expected: int, *, sink: str, hol
 
 
 def found_mark(table: Table) -> sa.ScalarSelect[int]:
-    """Return the expression for the mark that lies in a table."""
+    """Return the expression that reads the mark in a table."""
     described = sa.table(table.name, *map(sa.column, table.keys), sa.column(RANK, sa.BigInteger), schema=table.schema)
-    # constants of ours, written as literals: the database reads them as the types of its own columns
+    # our own constants, written as literals: the database converts them to the types of its columns
     same = [
         described.c[key] == sa.literal_column(str(value) if isinstance(value, int) else f"'{value}'")
         for key, value in zip(table.keys, table.key.mark, strict=True)
@@ -168,16 +148,16 @@ def found_mark(table: Table) -> sa.ScalarSelect[int]:
 
 
 def note_rows(connection: sa.Connection, table: Table, *, deleted: bool) -> None:
-    """Record, in the transaction that wrote a table without a mark, that it holds rows.
+    """Record, in the transaction that wrote to a table without a mark, whether it is known to hold rows.
 
-    :param deleted: whether rows were deleted: then it is unknown until a row is written or the table is proven again.
+    After a delete that is unknown until a row is written, or until the table is proven again.
     """
     records = records_table(table.schema)
     mine = sa.update(records).where(records.c.table_name == table.name)
     if deleted:
         connection.execute(mine.values(holds_rows=False))
     else:
-        # as a condition: batches of several drains do not wait for each other here
+        # conditional, so that batches of several drains do not wait for each other here
         connection.execute(mine.where(records.c.holds_rows == sa.false()).values(holds_rows=True))
 
 
@@ -206,4 +186,4 @@ def _record(connection: sa.Connection, schema: str | None, name: str, record: Ta
     try:
         connection.execute(sa.insert(table).values(table_name=name, lost_fence=0, **values))
     except IntegrityError as error:
-        raise TryAgain(f"another sink has set table {name!r} up") from error
+        raise TryAgain(f"another sink has set up table {name!r}") from error

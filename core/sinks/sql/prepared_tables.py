@@ -48,14 +48,6 @@ DDL_RETRY = Retry(attempts=6, first_pause=0.1, longest_pause=1.0)
 """For a change of tables that did not get its locks; drains continue during the pauses."""
 
 
-class _NotCreated(Exception):
-    """A table could not be created; another process may have created it at the same moment."""
-
-    def __init__(self, reason: Exception, commands: Sequence[str]) -> None:
-        super().__init__(reason.message if isinstance(reason, ExportQueueError) else str(reason))
-        self.commands = commands
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """What all tables of a sink have in common."""
@@ -74,10 +66,7 @@ class Layout:
 
 
 class PreparedTables:
-    """Prepares each table once, and proves once per drain that it has lost nothing.
-
-    :param may_create: whether missing tables, views and control tables are created.
-    """
+    """Prepares each table once, and proves once per drain that it has lost nothing."""
 
     def __init__(self, database: Database, layout: Layout, *, may_create: bool) -> None:
         self._database = database
@@ -106,10 +95,7 @@ class PreparedTables:
         return fill_collections(self._layout.template, collections, fold=self._folds)
 
     def of(self, collection: str) -> Table:
-        """Describe the table of a collection.
-
-        :raises SinkConfigurationError: the collection cannot have a table.
-        """
+        """Describe the table of a collection, or raise SinkConfigurationError if it cannot have one."""
         names, refused = self.of_collections([collection])
         if refused:
             raise SinkConfigurationError(refused[collection])
@@ -138,19 +124,12 @@ class PreparedTables:
         self._tables.pop(name, None)
 
     def prove_again(self, name: str) -> None:
-        """Prove a table that refuses its rows.
-
-        :raises SinkLostData: the table was lost during the drain.
-        """
+        """Prove a table that refuses its rows, or raise SinkLostData if it was lost during the drain."""
         if self._marks.pop(name, None) is not None:
             self.prepare(name)
 
     def prepare_control(self, *, readmit: bool = False) -> None:
-        """Make sure, once, that the control tables exist.
-
-        :param readmit: whether to create lost control tables again.
-        :raises SinkLostData: the sink has lost a control table.
-        """
+        """Make sure, once, that the control tables exist. Unless the sink is readmitted, a lost one is an error."""
         if self._has_control and not readmit:
             return
         self._create(partial(self._missing_control, readmit=readmit))
@@ -167,10 +146,7 @@ class PreparedTables:
             self.prepare(name)
 
     def forget_lost(self, fence: int) -> None:
-        """Forget the tables that were lost.
-
-        :param fence: the fence of the queue that continues without their records.
-        """
+        """Forget the tables that were lost, for the queue with this fence, which continues without their records."""
         self._database.ask(self._forget_lost, fence)
 
     def ddl(self, tables: Sequence[Table]) -> list[str]:
@@ -178,16 +154,16 @@ class PreparedTables:
         return self._database.ask(self._missing, tables)
 
     def run_ddl(self, tables: Sequence[Table]) -> None:
-        """Create whatever is missing for some tables, while drains run.
+        """Create whatever is missing for some tables, while drains run; refuse tables that still cannot be a sink."""
 
-        :raises SinkConfigurationError: a table still cannot be a sink.
-        """
+        def attempt() -> None:
+            with self._database.transaction() as connection:
+                self._database.dialect.limit_ddl(connection)
+                execute(connection, self._missing(connection, tables))
+
         try:
             # retried even after a refusal: another process may have run the same statements
-            DDL_RETRY.call(
-                lambda: self._run_missing(tables),
-                worth_repeating=lambda error: isinstance(error, Poison | TryAgain | SinkError),
-            )
+            DDL_RETRY.call(attempt, worth_repeating=lambda error: isinstance(error, Poison | TryAgain | SinkError))
         except (Poison, TryAgain) as error:
             kind = SinkUnavailable if gave_way(error) else SinkRefused
             raise kind(f"{self._database}: {error}") from error
@@ -197,11 +173,6 @@ class PreparedTables:
     def _missing(self, connection: Connection, tables: Sequence[Table]) -> list[str]:
         schema, is_fenced = self._layout.schema, self._layout.is_fenced
         return missing_ddl(connection, self._database.dialect, tables, schema=schema, is_fenced=is_fenced)
-
-    def _run_missing(self, tables: Sequence[Table]) -> None:
-        with self._database.transaction() as connection:
-            self._database.dialect.limit_ddl(connection)
-            execute(connection, self._missing(connection, tables))
 
     def _check_losses(self, name: str) -> None:
         if (queue_id := self.queue_id) is not None:
@@ -236,10 +207,7 @@ class PreparedTables:
         return fitted
 
     def _examine(self, table: Table) -> Table:
-        """Describe a table as it is in the database.
-
-        :raises SinkConfigurationError: it cannot be a sink.
-        """
+        """Describe a table as it is in the database; raise SinkConfigurationError if it cannot be a sink."""
         problems, commands, fitted = self._database.ask(self._try_out, table)
         if problems:
             raise SinkConfigurationError(
@@ -270,33 +238,28 @@ class PreparedTables:
         return missing_control(connection, self._database.dialect, schema, is_fenced=self._layout.is_fenced)
 
     def _create(self, find: Callable[[Connection], Missing]) -> None:
-        """Create whatever is missing. Another process may do the same at this moment.
-
-        :param find: returns the missing things.
-        """
-        try:
-            # PostgreSQL answers a race of two CREATE … IF NOT EXISTS with one of several errors
-            self._database.retry.call(
-                lambda: self._create_once(self._database.ask(find)),
-                worth_repeating=lambda error: isinstance(error, _NotCreated),
-            )
-        except _NotCreated as failure:
-            hint = f"let a user with more rights run:\n{script(failure.commands)}"
-            kind = SinkUnavailable if gave_way(failure.__cause__) else SinkRefused
-            raise kind(f"{self._database}: {failure}", hint=hint) from failure.__cause__
-
-    def _create_once(self, missing: Missing) -> None:
-        if not missing:
+        """Create whatever is missing. Another process may do the same at this moment."""
+        if not (missing := self._database.ask(find)):
             return
         commands = [command for found in missing.values() for command in found]
         if not self._may_create:
             names = " and no table ".join(map(repr, missing))
             raise SinkRefused(f"{self._database} has no table {names}", hint=f"create it:\n{script(commands)}")
-        try:
+
+        def attempt() -> None:
             with self._database.transaction() as connection:
-                execute(connection, commands)
+                execute(connection, [command for found in find(connection).values() for command in found])
+
+        try:
+            # PostgreSQL answers a race of two CREATE … IF NOT EXISTS with one of several errors
+            self._database.retry.call(
+                attempt, worth_repeating=lambda error: isinstance(error, Poison | TryAgain | SinkRefused)
+            )
         except (Poison, TryAgain, SinkRefused) as error:
-            raise _NotCreated(error, commands) from error
+            reason = error.message if isinstance(error, ExportQueueError) else str(error)
+            hint = f"let a user with more rights run:\n{script(commands)}"
+            kind = SinkUnavailable if gave_way(error) else SinkRefused
+            raise kind(f"{self._database}: {reason}", hint=hint) from error
 
 
 def script(commands: Iterable[str]) -> str:

@@ -79,11 +79,7 @@ class Rows:
 
 
 def rows_of(operations: Operations, contents: Contents, limits: Limits, key: Key | None = None) -> tuple[Rows, Reasons]:
-    """Return the rows of operations, and the reasons why the table cannot take others, by position.
-
-    :param operations: on distinct records of one table.
-    :param key: by default one column of text.
-    """
+    """Return the rows of operations on distinct records, and by position the reasons why a table cannot take others."""
     key = key or Key()
     if key.is_plain and contents.whole and contents.columns[0] == Column(contents.columns[0].name):
         rows = _plain_rows(operations, limits, key)

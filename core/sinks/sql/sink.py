@@ -26,30 +26,29 @@ from export_queue.core.sinks.sql.tables import Contents, Key, Table, check_templ
 from export_queue.core.sinks.sql.unit_fences import claim_units, write_under
 
 _WriteRows = Callable[[Connection, Table, Rows], int]
-"""Writes rows in an open transaction, and counts those that were written."""
+"""Writes rows in an open transaction, and returns how many it has written."""
 
 
 class SqlSink:
     """Tables of a database.
 
-    A table has the record's key, the document's column or columns, ``_rank`` and ``_deleted``. A
-    deleted record stays as a row without a document; the view ``<table>_live`` hides such rows.
-    With ``guard="fence"`` a table has neither of these two, nor a view, and a deleted row is gone.
+    A table has the record's key, the document's column or columns, ``_rank`` and ``_deleted``. A deleted record remains
+    as a row without a document; the view ``<table>_live`` hides such rows. With ``guard="fence"`` a table has neither
+    ``_rank`` nor ``_deleted`` nor a view, and the rows of deleted records are removed.
 
     :param url: SQLAlchemy's URL, such as ``sqlite:///path``, ``postgresql://user@host/database``,
-        ``mysql://user@host/database``; any other dialect is written to with portable statements.
-    :param password: the password, or a callable that returns it, asked at each new connection.
-    :param table: template of the table names, from ``$collection``; a schema may stand before it,
-        ``sales.$collection``.
+        ``mysql://user@host/database``; other databases are written to with portable statements.
+    :param password: the password, or a callable that returns it, called for each new connection.
+    :param table: template of the table names, from ``$collection``; a schema may precede it, ``sales.$collection``.
     :param key: the columns of the primary key: a name, several, or names and types (``text``, ``integer``,
         ``uuid``, ``date``). With several, ids are JSON arrays of their values.
     :param columns: fields of the document that become columns: names, or names and types (``text``,
-        ``integer``, ``real``, ``numeric``, ``boolean``, ``json``, ``timestamp``). Other fields are not kept.
-    :param document: without ``columns`` the document is one column: its type, ``text`` or ``json``, or its
+        ``integer``, ``real``, ``numeric``, ``boolean``, ``json``, ``timestamp``). Other fields are dropped.
+    :param document: the one column of the document if ``columns`` is not given: its type, ``text`` or ``json``, or its
         name and type.
-    :param create_tables: whether missing tables, views and the control table are created.
+    :param create_tables: whether missing tables, views and control tables are created.
     :param timeout: seconds to wait for locks and for an answer.
-    :param guard: what keeps late deliveries out: ``seq``, the rank of each row, or ``fence``, that of the drain.
+    :param guard: what keeps late deliveries out: ``seq``, the rank of each row, or ``fence``, the fence of the drain.
     :raises SinkConfigurationError: an option is not valid.
     """
 
@@ -89,37 +88,25 @@ class SqlSink:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Batch sizes and abilities."""
         return replace(self._database.dialect.capabilities, fenced=self._layout.is_fenced)
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
-        """Check the database and record which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
-        ask, schema, sink = self._database.ask, self._layout.schema, str(self)
+        ask, schema = self._database.ask, self._layout.schema
+        owner: dict[str, Any] = {"queue_id": queue_id, "store_id": store_id, "fence": fence, "shown": shown}
+        owner["sink"] = str(self)
         self._prepared.start_drain(queue_id)
-        if shown or readmit:  # nothing is created if all is lost, nor forgotten for a store that is refused
-            found = ask(read_queue, schema=schema, queue_id=queue_id)
-            check_owner(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=sink, shown=shown)
+        if shown or readmit:  # create nothing if all data is lost, and forget nothing for a store that is refused
+            check_owner(ask(read_queue, schema=schema, queue_id=queue_id), **owner)
         self._prepared.prepare_control(readmit=readmit)
         if readmit:
             self._prepared.forget_lost(fence)
         else:
             self._prepared.prove_first(queue_id)
-        ask(
-            check_queue,
-            schema=schema,
-            queue_id=queue_id,
-            store_id=store_id,
-            fence=fence,
-            sink=sink,
-            shown=shown,
-            readmit=readmit,
-            locks_reads=self._database.dialect.locks_reads,
-        )
+        ask(check_queue, schema=schema, readmit=readmit, locks_reads=self._database.dialect.locks_reads, **owner)
         if readmit:
             self._prepared.prove_first(queue_id)
 
     def binding(self) -> Mapping[str, Any]:
-        """Tables, columns and guard; see :class:`~export_queue.core.sinks.BoundSink`."""
         layout = self._layout
         found = {column.name: column.type for column in layout.contents.columns}
         return {
@@ -132,31 +119,22 @@ class SqlSink:
         }
 
     def continue_drain(self, queue_id: str) -> None:
-        """Take the batches of a queue; see :class:`~export_queue.core.sinks.ContinuingSink`."""
         self._prepared.queue_id = queue_id
 
     def apply(self, operations: Operations) -> ApplyResult:
-        """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
         if self._layout.is_fenced:
             raise unclaimed_error(self)
         return self._apply(operations, self._upsert_above_floor)
 
     def claim(self, claims: Sequence[Claim]) -> Sequence[ClaimedSink]:
-        """Take units over; see :class:`~export_queue.core.sinks.FencedSink`."""
         self._database.ask(claim_units, self._layout.schema, claims, self)
         return [self.under(claim) for claim in claims]
 
     def under(self, claim: Claim) -> ClaimedSink:
-        """Return the sink of a claim; see :class:`~export_queue.core.sinks.FencedSink`."""
-
-        def write(connection: Connection, table: Table, rows: Rows) -> int:
-            dialect, schema = self._database.dialect, self._layout.schema
-            return write_under(connection, dialect, table, rows, schema=schema, claim=claim, sink=self)
-
-        return ClaimedSink(self, lambda operations: self._apply(operations, write))
+        write_rows = partial(write_under, dialect=self._database.dialect, claim=claim, sink=self)
+        return ClaimedSink(self, partial(self._apply, write_rows=write_rows))
 
     def sweep(self, *, store_id: str, floor: int) -> int:
-        """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
         self._prepared.prepare_control()
         ask, layout = self._database.ask, self._layout
         raised = ask(raise_floor, schema=layout.schema, store_id=store_id, floor=floor, sink=str(self))
@@ -171,35 +149,19 @@ class SqlSink:
         return removed
 
     def create(self, collection: str) -> None:
-        """Create the table of a collection, and its view, if the table is missing.
-
-        :param collection: the collection.
-        """
+        """Create the table of a collection and its view, if they do not exist."""
         self._prepared.prepare(self._prepared.of(collection).name)
 
     def ddl(self, *collections: str) -> str:
-        """Return the statements that the sink still needs, to be run by a user with more rights.
-
-        A missing table is created, an existing one gets the columns that it lacks; see
-        :class:`~export_queue.core.sinks.PreparableSink`.
-
-        :param collections: whose tables are wanted; the control tables come first.
-        """
         return script(self._prepared.ddl([self._prepared.of(collection) for collection in collections]))
 
     def run_ddl(self, *collections: str) -> str:
-        """Run the statements that the sink still needs, while drains run.
-
-        :param collections: whose tables are wanted.
-        :returns: the statements.
-        :raises SinkConfigurationError: a table cannot be a sink with these columns either.
-        """
         printed = self.ddl(*collections)
         self._prepared.run_ddl([self._prepared.of(collection) for collection in collections])
         return printed
 
     def probe(self) -> str:
-        """Reach the database once, as a drain would, and name the server that answered; nothing is created.
+        """Query the database once, as a drain would, and name the server. Nothing is created.
 
         :raises SinkUnavailable: it does not answer.
         :raises SinkRefused: it refuses user or password.
@@ -208,7 +170,6 @@ class SqlSink:
         return f"{self}, version {'.'.join(map(str, version))}"
 
     def close(self) -> None:
-        """Close all connections."""
         self._database.close()
 
     def _apply(self, operations: Operations, write_rows: _WriteRows) -> ApplyResult:
@@ -236,36 +197,18 @@ class SqlSink:
     def _write_table(self, write_rows: _WriteRows, name: str, operations: Operations) -> tuple[int, Reasons]:
         """Write operations of one table. Examine the table again and retry if it was altered.
 
-        :returns: how many were written, and why the others can never be, by position.
+        :returns: how many were written, and why others can never be, by position.
         """
         retry = self._database.retry
         try:
             return retry.call(
-                lambda: self._try_table(write_rows, name, operations),
+                partial(self._try_table, write_rows, name, operations),
                 worth_repeating=lambda error: isinstance(error, SchemaChanged),
             )
         except SchemaChanged as error:
             raise SinkUnavailable(f"{self}: {error}, {retry.attempts} times") from None
 
     def _try_table(self, write_rows: _WriteRows, name: str, operations: Operations) -> tuple[int, Reasons]:
-        try:
-            table = self._prepared.prepare(name)
-            layout, limits = self._layout, self._database.dialect.limits
-            rows, unfit = rows_of(operations, table.contents, limits, layout.key)
-            written, poison = self._write_rows(write_rows, table, rows)
-        except SchemaChanged:
-            self._prepared.examine_again(name)
-            raise
-        except SinkRefused:
-            self._prepared.prove_again(name)  # says so if the table was lost just now
-            raise
-        return written, unfit | poison
-
-    def _write_rows(self, write_rows: _WriteRows, table: Table, rows: Rows) -> tuple[int, Reasons]:
-        """Write rows.
-
-        :returns: how many were written, and why the others can never be, by the position of their operation.
-        """
         written = 0
 
         def attempt(chosen: range) -> str | None:
@@ -276,11 +219,20 @@ class SqlSink:
                 return str(error)
             return None
 
-        poison = {rows.positions[i]: reason for i, reason in isolate(len(rows), attempt)}
-        return written, poison
+        try:
+            table = self._prepared.prepare(name)
+            rows, unfit = rows_of(operations, table.contents, self._database.dialect.limits, self._layout.key)
+            poison = {rows.positions[i]: reason for i, reason in isolate(len(rows), attempt)}
+        except SchemaChanged:
+            self._prepared.examine_again(name)
+            raise
+        except SinkRefused:
+            self._prepared.prove_again(name)  # raises SinkLostData if the table was lost during the drain
+            raise
+        return written, unfit | poison
 
     def _upsert_above_floor(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Write the rows above the floor that are newer than those in the table; until then the floor stays."""
+        """Write the rows above the floor that are newer than those in the table. The floor stays until then."""
         dialect, mark = self._database.dialect, self._prepared.mark(table.name)
         beside = [found_mark(table)] if mark else []
         with held_floor(connection, self._layout.schema, locks_reads=dialect.locks_reads, beside=beside) as found:
@@ -294,9 +246,9 @@ class SqlSink:
             if not mark:
                 note_rows(connection, table, deleted=False)
             written = dialect.upsert(connection, table, rows)
-            # the others are stale, which is checked: triggers and rules keep rows out without an error
+            # the other rows should be stale, which is checked: triggers and rules keep rows out without an error
             is_kept_out = written < len(rows) and dialect.held(connection, table, rows) < len(rows)
-        if is_kept_out:  # not inside: if the floor was raised meanwhile, a sweep may have taken what was newer
+        if is_kept_out:  # raised here: if the floor was raised meanwhile, a sweep may have removed newer rows
             raise Poison(KEPT_OUT)
         return written
 
@@ -309,7 +261,7 @@ class SqlSink:
 
 def _by_table(names: Sequence[str]) -> Mapping[str, Sequence[int]]:
     """Return the positions of each table's operations."""
-    if names.count(names[0]) == len(names):  # as a rule; no need to look at each
+    if names.count(names[0]) == len(names):  # the usual case
         return {names[0]: range(len(names))}
     found: dict[str, list[int]] = {}
     for i, name in enumerate(names):

@@ -138,10 +138,7 @@ SAVE, BACK = b"SAVEPOINT xq", b"ROLLBACK TO SAVEPOINT xq"
 
 
 def merge_arrays(table: Table, types: Mapping[str, str]) -> str:
-    """Return the guarded upsert of arrays, one per column. A unique violation means that another writer inserted first.
-
-    :param types: the type to which the text of each column is cast.
-    """
+    """Return the guarded upsert of arrays. A unique violation means that another writer inserted first."""
     given = _given(table, types)
     changes = ", ".join(f"{quoted(name)} = {given[name]}" for name in table.columns[len(table.keys) :])
     newer = f' AND COALESCE(t."{RANK}", -1) < s."{RANK}"' if table.ranked else ""

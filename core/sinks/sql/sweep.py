@@ -1,4 +1,4 @@
-"""Removing tombstones from tables: pages of the primary key, each in a short transaction of its own."""
+"""Removes tombstones from tables, page by page of the primary key, each page in its own short transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from export_queue.core.sinks.sql.tables import DELETED, RANK
 PAGE = 5000
 """Rows that one transaction examines."""
 REPORT_PAGES = 200
-"""Pages between two lines of the log about progress."""
+"""Pages between two log lines about progress."""
 
 _Result = TypeVar("_Result")
 Run = Callable[[Callable[[sa.Connection], _Result]], _Result]
@@ -26,11 +26,7 @@ log = logging.getLogger("export_queue.sweep")
 
 
 def tables_of(connection: sa.Connection, *, schema: str | None, template: str, keys: Sequence[str]) -> list[str]:
-    """Find the tables that a template may name and whose columns are those of the sink.
-
-    :param template: of their names, without a schema.
-    :param keys: columns of the primary key.
-    """
+    """Find the tables whose names fit a template without a schema, and whose columns are those of the sink."""
     inspector = sa.inspect(connection)
     pattern = re.compile(names_of(template), re.IGNORECASE)
     wanted = {*keys, RANK, DELETED}
@@ -44,17 +40,15 @@ def tables_of(connection: sa.Connection, *, schema: str | None, template: str, k
 
 
 def sweep_table(run: Run[Any], *, schema: str | None, name: str, keys: Sequence[str], floor: int) -> int:
-    """Remove the tombstones of a table at or below the floor, which has been raised before.
+    """Remove the tombstones of a table at or below the floor, which was raised before, and return their number.
 
-    A row is judged by the statement that deletes it: a record that was put again meanwhile is no tombstone any more.
-
-    :returns: how many were removed.
+    The deleting statement itself checks each row, so a record that was put again is not removed.
     """
     table = sa.table(
         name, *map(sa.column, keys), sa.column(RANK, sa.BigInteger), sa.column(DELETED, sa.Boolean), schema=schema
     )
     columns = [table.c[key] for key in keys]
-    # the rank of the sink's own row is odd, though the row has the mark of a tombstone
+    # the sink's own row is a tombstone, too, but its rank is odd
     tombstones = sa.and_(table.c[DELETED] == sa.true(), table.c[RANK] % 2 == 0)
     doomed = sa.and_(tombstones, table.c[RANK] <= stale_rank(floor))
     removed = pages = 0
@@ -75,7 +69,7 @@ def sweep_table(run: Run[Any], *, schema: str | None, name: str, keys: Sequence[
         if after is None:
             return removed
         if pages % REPORT_PAGES == 0:
-            log.info("table %s: %d rows looked at, %d tombstones removed", name, pages * PAGE, removed)
+            log.info("table %s: %d rows examined, %d tombstones removed", name, pages * PAGE, removed)
 
 
 def _beyond(
@@ -83,7 +77,7 @@ def _beyond(
 ) -> sa.ColumnElement[bool]:
     """Return the condition that a key comes after a position, or that it does not.
 
-    Column by column and not as a row of values: some databases have no such rows, and some use no index for them.
+    Columns are compared one by one: some databases have no row values, and some use no index for them.
     """
     column, value, rest = columns[0], position[0], columns[1:]
     strictly: sa.ColumnElement[bool] = column > value if upwards else column < value
@@ -91,5 +85,5 @@ def _beyond(
     if not rest:
         return strictly if upwards else from_there
     deeper = sa.or_(strictly, sa.and_(column == value, _beyond(rest, position[1:], upwards=upwards)))
-    # a repetition, since databases find the beginning of a range by this condition
+    # redundant, but databases find the beginning of a range by this condition
     return sa.and_(from_there, deeper)

@@ -61,10 +61,7 @@ class Key:
 
     @classmethod
     def of(cls, key: str | Sequence[str] | Mapping[str, str]) -> Key:
-        """Check the option that names the key: a name, several, or names and types.
-
-        :raises SinkConfigurationError: a name or type is not possible.
-        """
+        """Check the option that names the key: a name, several, or names and types."""
         return cls(_checked("key", key, KEY_TYPES, {RANK, DELETED}))
 
     @property
@@ -78,10 +75,7 @@ class Key:
         return tuple(_MARKS[column.type] for column in self.columns)
 
     def values(self, record: bytes) -> tuple[str | int, ...]:
-        """Return the values of an id.
-
-        :raises Unfit: the id does not fit the key, is not in its normal form, or is the sink's own.
-        """
+        """Return the values of an id; raise Unfit if it does not fit, is not in normal form, or is the sink's own."""
         found = self._read(record)
         if found == self.mark:
             raise Unfit(f"the id {record.decode()} is the sink's own")
@@ -125,8 +119,6 @@ class Contents:
 
         :param columns: names, or names and types, of fields; None for whole documents.
         :param document: type of the column of whole documents, or its name and type.
-        :param key: by default the column ``id``.
-        :raises SinkConfigurationError: a name or type is not possible.
         """
         taken = {RANK, DELETED, *(column.name.lower() for column in (key or Key()).columns)}
         if columns is not None:
@@ -202,10 +194,7 @@ def split_schema(template: str) -> tuple[str | None, str]:
 
 
 def fill_collections(template: str, collections: Iterable[str], *, fold: bool) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the table's name for each collection, and why other collections are refused.
-
-    :param fold: whether names that differ only by case name one table.
-    """
+    """Return the table's name for each collection, folded to lower case if wanted, and why others are refused."""
     tables, refused = naming.name_collections(template, collections, refuse_table)
     return {collection: name.lower() if fold else name for collection, name in tables.items()}, refused
 
@@ -264,10 +253,7 @@ def _element(value: object, column: Column) -> str | int:
 
 
 def text_of(value: bytes, what: str) -> str:
-    """Read an id or a document as text.
-
-    :raises Unfit: it is not UTF-8, or contains a NUL.
-    """
+    """Read an id or a document as text; raise Unfit if it is not UTF-8 or contains a NUL."""
     try:
         text = value.decode()
     except UnicodeDecodeError as error:

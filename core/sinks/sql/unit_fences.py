@@ -21,10 +21,7 @@ from export_queue.core.sinks.sql.rows import Rows
 
 
 def claim_units(connection: Connection, schema: str | None, claims: Sequence[Claim], sink: object) -> None:
-    """Raise the fences of units.
-
-    :raises LeaseLost: a unit has a higher fence.
-    """
+    """Raise the fences of units, or raise LeaseLost if a unit has a higher fence."""
     units = unit_table(schema)
     for claim in sorted(claims):  # in one order, so that two drains cannot lock each other out
         mine = units.c.unit == claim.unit
@@ -44,22 +41,10 @@ def claim_units(connection: Connection, schema: str | None, claims: Sequence[Cla
 
 
 def write_under(
-    connection: Connection,
-    dialect: Dialect,
-    table: tables.Table,
-    rows: Rows,
-    *,
-    schema: str | None,
-    claim: Claim,
-    sink: object,
+    connection: Connection, table: tables.Table, rows: Rows, *, dialect: Dialect, claim: Claim, sink: object
 ) -> int:
-    """Write all rows if their unit still has the claim's fence.
-
-    :returns: the number of rows.
-    :raises LeaseLost: the unit has another fence.
-    :raises Poison: the table keeps a row out, or keeps a deleted one.
-    """
-    units = unit_table(schema)
+    """Write all rows and return their number, or raise LeaseLost if their unit has another fence than the claim's."""
+    units = unit_table(table.schema)
     mine = units.c.unit == claim.unit
     held = update(units).where(mine, units.c.fence == claim.fence).values(batches=units.c.batches + 1)
     if connection.execute(held).rowcount != 1:

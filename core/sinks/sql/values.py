@@ -1,5 +1,7 @@
 """How the fields of documents become values of columns: unchanged, or not at all (pure).
 
+Functions get a field's value and, if parsing may have rounded it, its own text.
+
 A number is passed to its column as its own text, or in a form that preserves the number. If the column would store
 another number, the operation is refused. Only a column of doubles (``real``) rounds, since its type says so. A time
 without a zone is in UTC.
@@ -24,10 +26,7 @@ _UINT64 = range(-(1 << 63), 1 << 64)
 
 
 def fields_of(document: bytes, columns: tuple[Column, ...]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Return a document's fields, and the texts of fields that parsing may have rounded.
-
-    :raises Unfit: it is not a JSON object, or is nested too deeply.
-    """
+    """Return a document's fields, and the texts of fields that parsing may have rounded."""
     fields = parsed(document)
     if not isinstance(fields, dict):
         raise Unfit(f"the document is not a JSON object but {type(fields).__name__}: it has no fields for columns")
@@ -40,10 +39,7 @@ def fields_of(document: bytes, columns: tuple[Column, ...]) -> tuple[Mapping[str
 
 
 def parsed(document: bytes) -> object:
-    """Parse a document.
-
-    :raises Unfit: it is not JSON.
-    """
+    """Parse a document, or raise Unfit."""
     try:
         return orjson.loads(document)
     except orjson.JSONDecodeError as error:
@@ -51,10 +47,7 @@ def parsed(document: bytes) -> object:
 
 
 def check_places(value: object, text: str, column: Column) -> None:
-    """Refuse a number with more decimal places than its column keeps, since databases silently round it.
-
-    :param text: the number's own text, if it is a float.
-    """
+    """Refuse a number with more decimal places than its column keeps, since databases silently round it."""
     if column.places is None or not isinstance(value, float | str):
         return
     number = _number(text if isinstance(value, float) else value)
@@ -65,10 +58,7 @@ def check_places(value: object, text: str, column: Column) -> None:
 
 
 def check_doubles(text: str, column: Column) -> None:
-    """Refuse numbers that a column would change, though it is not a column of numbers.
-
-    :param text: what the column will hold; JSON if the numbers in it are meant.
-    """
+    """Refuse a text, or JSON, with numbers that a column would change, though it is not a column of numbers."""
     if column.doubles == "json":
         for found in numbers_in(text):
             if not (len(found) < 21 and found.lstrip("-").isdigit() and int(found) in _UINT64):
@@ -81,10 +71,7 @@ def check_doubles(text: str, column: Column) -> None:
 
 
 def check_kind(value: object, text: str, column: Column) -> None:
-    """Refuse other values than numbers for a column of numbers that would keep them, as SQLite does.
-
-    :param text: the field's own text, if parsing may have rounded it.
-    """
+    """Refuse other values than numbers for a column of numbers that would keep them, as SQLite does."""
     if not column.takes or value is None or isinstance(value, bool):
         return
     shown = text if isinstance(value, float | list | dict) else str(value)
@@ -100,10 +87,7 @@ def check_kind(value: object, text: str, column: Column) -> None:
 
 
 def as_text(value: object, text: str, column: Column) -> Any:
-    """Convert a field for a database that reads values of any type from text.
-
-    :param text: the field's own text, if parsing may have rounded it.
-    """
+    """Convert a field for a database that reads values of any type from text."""
     if value is None:
         return None
     if column.type == "timestamp":  # the database would accept words such as "now", and drop zones

@@ -58,10 +58,7 @@ _TRICKY = ("a", "A", "a ", "á", "ß", "ss")
 
 
 class GenericDialect(Dialect):
-    """A database of any SQLAlchemy dialect.
-
-    :param url: with user, without password.
-    """
+    """A database of any SQLAlchemy dialect; its URL has no password."""
 
     capabilities = Capabilities(batch_rows=1000, batch_bytes=8 << 20, binary_ids=False)
     locks_reads = False  # not every database does
@@ -149,13 +146,11 @@ class GenericDialect(Dialect):
         return ["the database does not enforce the primary key"]
 
     def upsert(self, connection: sa.Connection, table: Table, rows: Rows) -> int:
-        return self._upsert(connection, table, list(zip(*rows.columns(table), strict=True)))
-
-    def _upsert(self, connection: sa.Connection, table: Table, rows: Sequence[Row]) -> int:
+        given = list(zip(*rows.columns(table), strict=True))
         described, width = _described(table), len(table.keys)
-        known = _ranks(connection, described, table, rows)
-        newer = [row for row in rows if row[:width] in known and (not table.ranked or known[row[:width]] < row[-2])]
-        missing = [row for row in rows if row[:width] not in known]
+        known = _ranks(connection, described, table, given)
+        newer = [row for row in given if row[:width] in known and (not table.ranked or known[row[:width]] < row[-2])]
+        missing = [row for row in given if row[:width] not in known]
         written = 0
         if newer:
             guarded = sa.update(described).where(*_at(described, table))
@@ -171,8 +166,9 @@ class GenericDialect(Dialect):
                 written += connection.execute(guarded, values).rowcount
             else:
                 written += sum(connection.execute(guarded, one).rowcount for one in values)
-            if written < len(newer):
-                _require_newer(_ranks(connection, described, table, newer), table, newer)
+            # the other rows must have become newer; a row may also be gone, as swept tombstones are
+            if written < len(newer) and _older(_ranks(connection, described, table, newer), table, newer):
+                raise Clash(f"a row was removed before it could be changed, or {KEPT_OUT}")
         if missing:
             names = table.columns
             connection.execute(sa.insert(described), [dict(zip(names, row, strict=True)) for row in missing])
@@ -262,16 +258,6 @@ def _ranks(connection: sa.Connection, described: sa.Table, table: Table, rows: S
         for row in connection.execute(sa.select(*keys, rank).where(chosen)):
             found[tuple(row)[:width]] = -1 if row[-1] is None else row[-1]
     return found
-
-
-def _require_newer(now: Mapping[Row, int], table: Table, rows: Sequence[Row]) -> None:
-    """Check that the rows that could not be changed have become newer.
-
-    :param now: ranks after the change.
-    :raises Clash: a row was removed after it was read, as swept tombstones are; or it cannot be changed.
-    """
-    if _older(now, table, rows):
-        raise Clash(f"a row was removed before it could be changed, or {KEPT_OUT}")
 
 
 def _passes_on(dialect: sa.Dialect, url: sa.URL, option: str) -> bool:

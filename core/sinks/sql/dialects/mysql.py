@@ -149,11 +149,7 @@ _SLACK = 1 << 10
 
 
 class MySqlDialect(Dialect):
-    """A database of a MySQL or MariaDB server.
-
-    :param url: its password is ignored.
-    :param timeout: seconds to wait for a lock and for an answer.
-    """
+    """A database of a MySQL or MariaDB server; the time-out limits the wait for a lock and for an answer."""
 
     name = "mysql"
     limits = Limits(id_bytes=4 * KEY_CHARACTERS, convert=as_literal, encoded=True)
@@ -202,10 +198,7 @@ class MySqlDialect(Dialect):
         return bool(connection.exec_driver_sql("SELECT @@lower_case_table_names").scalar())
 
     def begin(self, connection: Connection) -> None:
-        """Set strict mode and limit all waits, so that a stopped process does not keep its locks.
-
-        :raises SinkConfigurationError: the server acknowledges commits before they are on its disk.
-        """
+        """Set strict mode and limit all waits, so that a stopped process does not keep its locks."""
         if (flush := connection.info["flush"]) != 1:  # a session cannot change this setting
             raise SinkConfigurationError(
                 f"{self.server} acknowledges commits before they are on its disk: expected"
@@ -268,7 +261,10 @@ class MySqlDialect(Dialect):
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
         # locks are taken in the order of the rows
         driver: Any = connection.connection.driver_connection
-        head, tail = _insert_into(table).encode(), _where_newer(table).encode()
+        head, tail = (
+            f"INSERT INTO {_SYNTAX.name(table)} ({_names(table.columns)}) VALUES\n".encode(),
+            _where_newer(table).encode(),
+        )
         longest = connection.info["packet"] - len(head) - len(tail) - _SLACK
         written = 0
         for part in _parts(rows.columns(table), longest):
@@ -286,7 +282,7 @@ class MySqlDialect(Dialect):
 
     def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
         driver: Any = connection.connection.driver_connection
-        head = _delete_from(table).encode()
+        head = f"DELETE FROM {_SYNTAX.name(table)} WHERE ({_names(table.keys)}) IN (\n".encode()
         gone = 0
         for part in _parts(rows.keys, connection.info["packet"] - len(head) - _SLACK):
             gone += driver.query(head + b",\n".join(part) + b")")
@@ -295,7 +291,9 @@ class MySqlDialect(Dialect):
 
     def _read(self, connection: Connection, table: Table, rows: Rows) -> Iterator[Sequence[Any]]:
         """Read keys and ranks of existing rows; the rank is 0 in a table without ranks."""
-        head = _select_keys(table)
+        # the rank is NULL in a row that is older than the sink, and counts as lower than all others
+        keys, rank = _names(table.keys), f"COALESCE({_quoted(RANK)}, -1)" if table.ranked else "0"
+        head = f"SELECT {keys}, {rank} FROM {_SYNTAX.name(table)} WHERE ({keys}) IN (\n"
         for part in _parts(rows.keys, connection.info["packet"] - len(head) - _SLACK):
             yield from connection.exec_driver_sql((head + b",\n".join(part).decode() + ")").replace("%", "%%"))
 
@@ -311,24 +309,8 @@ class MySqlDialect(Dialect):
         return judged(ERRORS.find("no answer" if lost else str(code)), words, self.server)
 
 
-def _insert_into(table: Table) -> str:
-    """Return the beginning of the guarded upsert; rows in parentheses follow, then :func:`_where_newer`."""
-    return f"INSERT INTO {_SYNTAX.name(table)} ({', '.join(map(_quoted, table.columns))}) VALUES\n"
-
-
-def _delete_from(table: Table) -> str:
-    """Return the beginning of a delete; keys in parentheses follow, then a closing parenthesis."""
-    return f"DELETE FROM {_SYNTAX.name(table)} WHERE ({', '.join(map(_quoted, table.keys))}) IN (\n"
-
-
-def _select_keys(table: Table) -> str:
-    """Return the beginning of a query of keys and ranks; keys in parentheses follow, then a closing parenthesis.
-
-    The rank is NULL in a row that is older than the sink, and counts as lower than all others.
-    """
-    keys = ", ".join(map(_quoted, table.keys))
-    rank = f"COALESCE({_quoted(RANK)}, -1)" if table.ranked else "0"
-    return f"SELECT {keys}, {rank} FROM {_SYNTAX.name(table)} WHERE ({keys}) IN (\n"
+def _names(columns: Sequence[str]) -> str:
+    return ", ".join(map(_quoted, columns))
 
 
 def _where_newer(table: Table) -> str:

@@ -84,11 +84,7 @@ class Shape:
 
 
 class PostgresDialect(Dialect):
-    """A database of a PostgreSQL server.
-
-    :param url: its password is ignored.
-    :param timeout: seconds that a statement may take, and that an answer may be late.
-    """
+    """A database of a PostgreSQL server; the time-out limits each statement and idle transactions."""
 
     name = "postgresql"
     limits = Limits(id_bytes=2600, convert=as_text, encoded=True)  # a B-tree row holds at most 2704 bytes

@@ -41,10 +41,7 @@ class Clash(TryAgain):
 
 
 def judged(row: ErrorRow, words: str, server: str) -> ExportQueueError | Poison | TryAgain:
-    """Return the meaning of an error, given its row of the database's table.
-
-    :param words: the database's own message.
-    """
+    """Return the meaning of an error, given its row of the database's table and the database's own message."""
     if row.fate is Fate.REJECTED:
         return Poison(words)
     if row.fate is Fate.AGAIN:
@@ -106,29 +103,24 @@ class Dialect(Protocol):
         """Return a table's problems that are specific to this kind of database. The caller rolls back."""
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Write the rows that are newer than those in the table, and return their number.
+        """Write rows that are newer than those in the table, or all if it has no ranks; return how many were written.
 
-        A table without ranks takes all rows.
-
-        :raises SchemaChanged: the table's shape has changed since it was described.
+        Raise SchemaChanged, as :meth:`delete` does, if the table was altered after it was described.
         """
 
     def held(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Count the rows that the table holds at the same rank or newer, in the transaction that wrote them."""
 
     def delete(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Delete one or more rows from a table without ranks; return how many of them are still in it.
-
-        :raises SchemaChanged: as in :meth:`upsert`.
-        """
+        """Delete one or more rows from a table without ranks; return how many of them are still in it."""
 
     def explain(self, error: Exception) -> ExportQueueError | Poison | TryAgain:
         """Return the meaning of an error of the driver."""
 
     def require_shape(self, connection: Connection, table: Table) -> None:
-        """Compare a table with its description, after a change of a row: from then on the transaction holds the table.
+        """Raise SchemaChanged if a table differs from its description.
 
-        :raises SchemaChanged: the table was altered after it was examined.
+        Called after a change of a row, since from then on the transaction holds the table.
         """
         if table.shape is not None and self.shape(connection, table) != table.shape:
             raise SchemaChanged(f"table {table} was altered")

@@ -43,10 +43,7 @@ ERRORS = ErrorTable(
 
 
 class SqliteDialect(Dialect):
-    """A database file.
-
-    :param timeout: seconds to wait for another writer.
-    """
+    """A database file; the time-out limits the wait for another writer."""
 
     name = "sqlite"
     limits = Limits(id_bytes=1 << 20, convert=as_native)
