@@ -6,13 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from export_queue.core.cli.console import Result, seq_time, utc_time
+from export_queue.core.cli.console import Result, utc_time
 from export_queue.core.cli.options import command
 from export_queue.core.cli.queues import readers_of
 from export_queue.core.client import Store
-from export_queue.core.locks import Area, LockView, RequestView, explained_locks, explained_requests, members_text
+from export_queue.core.locks import LockView, explained, members_text
 from export_queue.core.queue import Queue, Range
-from export_queue.core.store import Reading
 
 
 @command()
@@ -24,7 +23,7 @@ def locks(
     rows: list[dict[str, Any]] = []
     for queue in store.queues() if queue_id is None else readers_of(store, queue_id):
         with store.database.read() as work:
-            rows += _of_queue(work, queue)
+            rows += [_row(queue, view) for view in explained(work, queue)]
     return Result(
         json=rows,
         table=[row | {"range": str(Range(*row["range"])), "covers": members_text(row["covers"])} for row in rows],
@@ -34,24 +33,8 @@ def locks(
     )
 
 
-def _of_queue(work: Reading, queue: Queue) -> list[dict[str, Any]]:
-    held = [_row(queue, lock.area, lock, fence=str(lock.fence)) for lock in explained_locks(work, queue)]
-    asked = [
-        _row(queue, area, request, waits_for=list(request.waits_for))
-        for request in explained_requests(work, queue)
-        for area in request.areas
-    ]
-    return held + asked
-
-
-def _row(
-    queue: Queue,
-    area: Area,
-    view: LockView | RequestView,
-    *,
-    fence: str | None = None,
-    waits_for: list[str] | None = None,
-) -> dict[str, Any]:
+def _row(queue: Queue, view: LockView) -> dict[str, Any]:
+    area = view.area
     return {
         "queue": queue.id,
         "range": Range(area.first, area.end, view.layout).to_json(),
@@ -61,9 +44,9 @@ def _row(
         "priority": view.priority,
         "task": view.task,
         "attempt": view.attempt,
-        "fence": fence,
-        "since": seq_time(view.fence) if isinstance(view, LockView) else utc_time(view.asked_ms),
+        "fence": None if view.fence is None else str(view.fence),
+        "since": utc_time(view.since_ms),
         "until": utc_time(view.until_ms),
-        "waits_for": waits_for or [],
+        "waits_for": list(view.waits_for),
         "explanation": view.explanation,
     }

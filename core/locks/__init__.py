@@ -1,4 +1,4 @@
-"""Locks on parts of a queue: who may hold what, attempts of tasks, claims, waiting, leases, the critical section."""
+"""Locks on parts of a queue: rules, attempts of tasks, claims, waiting, leases, critical sections."""
 
 from export_queue.core.locks.attempts import Owner, begin_attempt, check_attempt, end_attempt, revoke, serialise
 from export_queue.core.locks.claiming import claim, claimable
@@ -20,9 +20,7 @@ from export_queue.core.locks.rules import ROWS, Area, Lock, member
 from export_queue.core.locks.showing import (
     Holder,
     LockView,
-    RequestView,
-    explained_locks,
-    explained_requests,
+    explained,
     holders,
     members_text,
     not_available,
@@ -41,7 +39,6 @@ __all__ = [
     "Lock",
     "LockView",
     "Owner",
-    "RequestView",
     "acquire",
     "begin_attempt",
     "check_attempt",
@@ -49,8 +46,7 @@ __all__ = [
     "claim",
     "claimable",
     "end_attempt",
-    "explained_locks",
-    "explained_requests",
+    "explained",
     "give_back",
     "hold",
     "holders",

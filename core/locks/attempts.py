@@ -1,7 +1,7 @@
-"""Attempts of tasks: a newer one takes over from all older ones, and a revoked one gets nothing any more.
+"""Attempts of tasks: a newer attempt takes over from all older ones, and a revoked attempt gets no more locks.
 
-The store remembers both, so that an attempt that holds nothing at this moment, because it waits or is still
-starting, learns of it too (revocation is sticky). An attempt that ends in order is forgotten.
+The store records both, so that an attempt which holds nothing at the moment, because it waits or is starting, notices
+too (revocation is sticky). An attempt that ends normally is forgotten.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Owner:
     """A task, and one attempt of it."""
 
     task: str
-    """The same over retries, such as dag/run/task/map index: a new attempt takes over what an older one holds."""
+    """The same for all retries, such as dag/run/task/map index: a new attempt takes over what an older one holds."""
     attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Different for every attempt; by default a new one."""
     submission: str | None = None
-    """The attempt that has submitted this one, such as that of an operator: this one ends where that one is revoked."""
+    """The attempt that submitted this one, such as an operator's; revoking it ends this one too."""
 
     @classmethod
     def unique(cls) -> Owner:
@@ -34,7 +34,7 @@ class Owner:
         return cls(f"{socket.gethostname()}/{os.getpid()}/{attempt}", attempt)
 
     def submitted(self) -> Owner:
-        """Make the owner of a program that this one submits; each run of the program is an attempt of its own."""
+        """Make the owner of a program that this one submits; each run of the program is a separate attempt."""
         return Owner(self.task, uuid.uuid4().hex, self.submission or self.attempt)
 
     @property
@@ -44,10 +44,10 @@ class Owner:
 
 
 def begin_attempt(database: Database, queue: Queue, owner: Owner) -> None:
-    """Take over from all older attempts of a task on a queue; do it once, before an attempt begins its work.
+    """Take over from all older attempts of a task on a queue. Call it once, before an attempt begins its work.
 
     :param queue: the queue on which the task works.
-    :raises LeaseLost: the attempt was revoked already, or a newer one has begun.
+    :raises LeaseLost: the attempt was already revoked, or a newer one has begun.
     """
     with database.begin() as work:
         queries.locks.serialise_requests(work, queue.number, queue_id=queue.id)
@@ -56,7 +56,7 @@ def begin_attempt(database: Database, queue: Queue, owner: Owner) -> None:
 
 
 def take_over(work: Work, queue: Queue, owner: Owner) -> bool:
-    """Revoke the other attempts of a task on a queue, their locks and their requests for some.
+    """Revoke the other attempts of a task on a queue, with their locks and requests.
 
     :returns: whether anybody waits for locks of the queue.
     :raises LeaseLost: this attempt was revoked itself.
@@ -71,7 +71,7 @@ def take_over(work: Work, queue: Queue, owner: Owner) -> bool:
 
 
 def check_attempt(database: Database, owner: Owner) -> None:
-    """Look whether an attempt may still work, also where it holds nothing.
+    """Check that an attempt may still work, even if it holds nothing.
 
     :raises LeaseLost: it was revoked, or a newer one has begun.
     """
@@ -81,21 +81,21 @@ def check_attempt(database: Database, owner: Owner) -> None:
 
 
 def serialise(work: Work, owner: Owner) -> None:
-    """Let one SQL transaction of a task go on at a time, from here to its end; enter no critical section before."""
+    """Let one SQL transaction of a task continue at a time; call it before entering a critical section."""
     queries.locks.known_attempts(work, owner.task, lock=True)
 
 
 def end_attempt(work: Work, owner: Owner) -> None:
-    """Forget an attempt that has ended; a revoked one stays known."""
+    """Forget an attempt that has ended; a revoked one stays on record."""
     queries.locks.forget_attempts(work, owner.task, owner.names)
 
 
 def revoke(database: Database, task: str, *, attempt: str | None = None) -> int:
-    """End attempts of a task: their locks are worthless, and they get no others.
+    """End attempts of a task: their locks no longer count, and they get no others.
 
-    :param attempt: this attempt and those that it has submitted, also such as have not begun; by default all that
+    :param attempt: end this attempt and those that it has submitted, even before they begin; by default end all that
         have begun.
-    :returns: how many locks were revoked.
+    :returns: number of revoked locks.
     """
     with database.begin() as work:
         known = queries.locks.known_attempts(work, task, lock=True)
@@ -110,5 +110,5 @@ def _refuse_revoked(owner: Owner, revoked: set[str]) -> None:
     if revoked & owner.names:
         raise LeaseLost(
             f"this attempt of {owner.task} was revoked, or taken over by a newer one",
-            hint="nothing is to be done where its task was stopped or repeated; else start it again",
+            hint="if its task was stopped or repeated, nothing needs to be done; otherwise start it again",
         )

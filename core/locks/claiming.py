@@ -1,4 +1,4 @@
-"""Claims of drains: all units that are free now, each whole or but for what a compaction has of it."""
+"""Claims of drains: all units that are free now, each as a whole or without what a compaction holds."""
 
 from __future__ import annotations
 
@@ -35,20 +35,18 @@ def claim(
     leaves_out: bool = False,
     revokes: bool = False,
 ) -> list[Lease]:
-    """Take exclusive locks on all units that are free now, in one SQL transaction; it never waits for a holder.
+    """Take exclusive locks on all units that are free now, in one SQL transaction. It never waits for a holder.
 
-    A unit is free if nobody holds it, its lease has expired, it was revoked, or an older attempt of the
-    same task holds it: that attempt's fence is worthless from then on. The number of statements does not depend on
-    that of the units.
+    A unit is free if nobody holds it, its lease has expired, it was revoked, or an older attempt of the same task
+    holds it, whose fence no longer counts then. The number of statements does not depend on the number of units.
 
-    :param ranges: units of the queue.
-    :param owner: the task that asks; what its attempt holds already is not free for it.
+    :param owner: the task that asks; what its attempt already holds is not free for it.
     :param lease_seconds: how long the locks last unless they are renewed.
-    :param members: what is wanted of each unit; by default all there is, by an interval lock.
-    :param leaves_out: whether it does without what segment locks of lower priority hold of a unit, and therefore names
-        what it takes: without ``members`` the row entries, and all segments that are committed.
-    :param revokes: whether locks of lower priority are revoked where all that is in the way of a unit has one.
-    :returns: one lease for each unit that was granted; one that is not whole does without what others hold.
+    :param members: what to lock in each unit; by default everything, with an interval lock.
+    :param leaves_out: whether to accept a unit without what segment locks of lower priority hold. The claim then names
+        what it locks: unless ``members`` is given, the row entries and all committed segments.
+    :param revokes: whether to revoke the locks in the way of a unit, if all of them have lower priority.
+    :returns: one lease for each granted unit; it is not whole if others hold a part.
     :raises LeaseLost: the attempt was revoked, a newer one has taken over, or the queue's units were altered.
     """
     wish = _Wish(queue, tuple(ranges), owner, priority, members, is_named=leaves_out and members is None)
@@ -59,7 +57,7 @@ def claim(
         return leases
     with database.begin() as work:
         board = open_board(work, queue, owner, _hull(wish.units))
-        # Behind the locks: a compaction gives its locks back with its publication, so that either is found here.
+        # After the locks: a compaction releases its locks when it publishes, so one of the two is found here.
         areas = wish.areas(work)
         chosen = (choose(board, wish.request([one]), revokes=revokes, leaves_out=leaves_out) for one in areas)
         found = [choice for choice in chosen if choice is not None]
@@ -76,7 +74,7 @@ def claim(
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What is wanted of units."""
+    """What a claim asks for."""
 
     queue: Queue
     units: tuple[Range, ...]
@@ -84,61 +82,59 @@ class _Wish:
     priority: int
     members: frozenset[str] | None
     is_named: bool
-    """Whether all that there is in each unit is wanted by its name."""
+    """Whether it names everything that each unit contains."""
 
     def areas(self, work: Reading) -> list[Area]:
-        """Say what that is now, for each unit."""
-        there = _committed(work, self.queue, _hull(self.units)) if self.is_named else {}
+        """Return the area to lock now, for each unit."""
+        present = _committed(work, self.queue, _hull(self.units)) if self.is_named else {}
         other = _ROWS_ALONE if self.is_named else self.members
-        return [Area(unit.first, unit.end, there.get(unit.first, other)) for unit in self.units]
+        return [Area(unit.first, unit.end, present.get(unit.first, other)) for unit in self.units]
 
     def request(self, areas: Sequence[Area]) -> Request:
-        """Ask for areas."""
         return owner_request(self.owner, areas, priority=self.priority)
 
 
 def _claim_at_once(database: Database, wish: _Wish, lease_seconds: float) -> list[Lease] | None:
-    """Claim all units where nothing is in the way of any, in three round trips instead of ten; else None."""
+    """Claim all units in three round trips instead of ten if nothing is in the way; else return None."""
     with database.read() as work:
         asked = wish.areas(work)
     leases = grant_at_once(database, wish.queue, wish.request(asked), lease_seconds=lease_seconds)
     if leases is None or not wish.is_named:
         return leases
     with database.read() as work:
-        there = wish.areas(work)
-    if all(area.covers(one) for area, one in zip(asked, there, strict=True)):
+        present = wish.areas(work)
+    if all(area.covers(one) for area, one in zip(asked, present, strict=True)):
         return leases
-    # Something was published before the grant; a compaction may have made it of segments that were asked for.
+    # Something was published before the grant, perhaps by a compaction of the segments that were asked for.
     release(database, leases)
     return None
 
 
 def claimable(work: Reading, queue: Queue, units: Sequence[Range], snapshot: Snapshot, *, owner: Owner) -> list[Range]:
-    """Find the units in which something waits that a drain would get now which does without what is held.
+    """Find the units with pending entries that a drain would get now, if it accepts units without what others hold.
 
-    It looks only: nobody is kept from anything. A drain asks so before it claims a unit once more whose rest others
-    hold, or it would claim it again and again for nothing.
+    Nothing is locked. A drain asks before it claims again a unit of which others hold a part; otherwise it would claim
+    the unit again and again for nothing.
 
-    :param units: units of the queue.
     :param snapshot: decides which entries count.
-    :param owner: the task of the drain.
     """
-    found: list[Range] = []
-    for of, in_layout in queue.by_layout(units):
-        found += _claimable_in_layout(work, of, in_layout, snapshot, owner)
-    return found
+    return [
+        unit
+        for of, in_layout in queue.by_layout(units)
+        for unit in _claimable_in_layout(work, of, in_layout, snapshot, owner)
+    ]
 
 
 def _claimable_in_layout(
     work: Reading, queue: Queue, units: Sequence[Range], snapshot: Snapshot, owner: Owner
 ) -> list[Range]:
     within = _hull(units)
-    there = _committed(work, queue, within, snapshot)
+    present = _committed(work, queue, within, snapshot)
     board = read_board(work, queue, within, some_wait=True, lock=False)
     in_files: list[Range] = []
     with_rows: list[Range] = []
     for unit in units:
-        names = there.get(unit.first, _ROWS_ALONE)
+        names = present.get(unit.first, _ROWS_ALONE)
         request = owner_request(owner, [Area(unit.first, unit.end, names)], priority=DRAIN_PRIORITY)
         choice = choose(board, request, revokes=False, leaves_out=True)
         if choice is None or choice.area.members is None:
@@ -160,9 +156,9 @@ def _hull(units: Sequence[Range]) -> Range:
 def _committed(
     work: Reading, queue: Queue, within: Range, snapshot: Snapshot | None = None
 ) -> dict[int, frozenset[str]]:
-    """Name what there is in units that have segments, by their first buckets: row entries, and what is to be read.
+    """Return the members of units that have segments, by first bucket: the row entries and the segments.
 
-    :param snapshot: decides which segments count; by default all that are committed.
+    :param snapshot: decides which segments count; by default all committed ones.
     """
     found: defaultdict[int, set[str]] = defaultdict(lambda: {ROWS})
     size = queue.buckets_per_range

@@ -1,4 +1,4 @@
-"""Keeping leases alive while their holder works, and noticing when they are lost."""
+"""Renewing leases while their holder works, and noticing when they are lost."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ from export_queue.core.locks.lockbox import release, renew
 from export_queue.core.store import Database
 
 GROUP_SECONDS = 1.0
-"""How long leases whose ranges are done wait for others to be given back with: each time is a transaction."""
+"""Seconds between two releases of finished ranges; each release is a transaction."""
 
 log = logging.getLogger("export_queue.locks")
 
 
 class LeaseKeeper:
-    """Renews leases from a thread of its own, and gives back those that are done; a context that ends with all.
+    """Renews leases in its own thread, and releases finished ones; a context that releases all at its end.
 
-    :meth:`check` is a cheap look before each batch. It spares the sink useless work. The check
-    inside the critical section keeps a late holder from changing the store (I10).
+    :meth:`check` is a cheap check before each batch, which spares the sink useless work. The check inside the critical
+    section keeps a late holder from changing the store (I10).
 
-    :param database: the store.
-    :param leases: the claimed units.
-    :param lease_seconds: how long a claim or renewal lasts; renewals come three times as often.
+    :param lease_seconds: duration of a claim or renewal; renewals come three times as often.
     :param claimed_at: ``clock()`` *before* the claim was made, so that a pause since then counts.
-    :param clock: tells seconds; it goes on while the process is stopped.
-    :param wait: waits for an event, for a number of seconds at most; tells whether the event has come.
+    :param clock: returns seconds, and advances while the process is stopped.
+    :param wait: waits for an event, at most a number of seconds; returns whether the event was set.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class LeaseKeeper:
         self._wait = wait
         self._valid_until = claimed_at + lease_seconds
         self._done: list[Lease] = []
-        """Those whose ranges are done, until they are given back."""
+        """Finished, but not yet released."""
         self._lost: LeaseLost | None = None
         self._trouble: Exception | None = None
         self._stop = threading.Event()
@@ -69,12 +67,12 @@ class LeaseKeeper:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        # What is left here ends by itself; the work's own error matters more.
+        # Leases that are left expire by themselves, and the error of the work matters more.
         with contextlib.suppress(ExportQueueError):
             release(self._database, list(dict.fromkeys(self._leases + self._done)))
 
     def check(self) -> None:
-        """Look whether all leases are still held.
+        """Check that all leases are still held.
 
         :raises LeaseLost: one was revoked, or could not be renewed in time.
         """
@@ -84,19 +82,19 @@ class LeaseKeeper:
             raise LeaseLost(f"its leases were not renewed for {self._lease_seconds:g} seconds") from self._trouble
 
     def give_back(self, leases: Sequence[Lease]) -> None:
-        """Free ranges early: others may have them about a second later, whatever the rest of the work waits for."""
+        """Release ranges early: others can claim them about a second later, while the rest of the work continues."""
         with self._mutex:
             self._done += leases
 
     def _keep_until_stopped(self) -> None:
-        # One thread renews and gives back: no lease is renewed while, or after, it is given back.
+        # One thread renews and releases, so no lease is renewed while or after it is released.
         period = self._lease_seconds / 3
         steps = math.ceil(period / GROUP_SECONDS)
         step = 0
         while not self._wait(self._stop, period / steps) and self._lost is None:
             self._give_back_done()
             step += 1
-            # The clock, too: what was done between the waits takes time.
+            # Check the clock too, because the work between the waits takes time.
             if step >= steps or self._clock() >= self._valid_until - 2 * period:
                 self._renew()
                 step = 0
@@ -106,12 +104,12 @@ class LeaseKeeper:
             done = list(self._done)
         if not done:
             return
-        # Not renewed any more, even if the store does not answer: they may have been given back all the same.
+        # Never renewed again, even if the store does not answer: they may have been released nevertheless.
         self._leases = [lease for lease in self._leases if lease not in done]
         try:
             release(self._database, done)
         except Exception as error:
-            log.debug("%d leases are given back the next time: %s", len(done), error)
+            log.debug("%d leases will be released later: %s", len(done), error)
             return
         with self._mutex:
             self._done = [lease for lease in self._done if lease not in done]
@@ -124,6 +122,6 @@ class LeaseKeeper:
         except LeaseLost as error:
             self._lost = error
         except Exception as error:
-            self._trouble = error  # the store may be back before the lease ends; check() knows when it does
+            self._trouble = error  # the store may answer again before the lease ends; check() notices if it does not
         else:
             self._valid_until = asked_at + self._lease_seconds

@@ -1,4 +1,4 @@
-"""Leases: locks that were granted, as values that travel to those who work under them."""
+"""Leases: granted locks, as values that are passed to those who work under them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from export_queue.core.queue import Range
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lock that was granted; a value that may travel to other processes."""
+    """A granted lock; a value that may be sent to other processes."""
 
     fence: int
-    """That of the claim: all locks of one claim have the same."""
+    """All locks of one claim have the same fence."""
     queue: int
     layout: int
     range: Range
     others: tuple[int, ...] = ()
-    """First buckets of the other units, where it stands for the locks of several."""
+    """First buckets of the other units, if it stands for the locks of several."""
     members: frozenset[str] | None = None
-    """What it covers in its range: row entries and segments, by their names; None for all."""
+    """Names of the row entries and segments that it covers in its range; None for all."""
     is_whole: bool = True
-    """Whether that is all that was asked for, and nobody else holds some of it."""
+    """Whether it covers all that was asked for, so that nobody else holds a part."""
 
     @property
     def has_rows(self) -> bool:
@@ -31,15 +31,15 @@ class Lease:
         return self.covers(ROWS)
 
     def covers(self, name: str) -> bool:
-        """Tell whether it covers a member of its range."""
+        """Return whether it covers a member of its range."""
         return self.members is None or name in self.members
 
 
 def joined(leases: Sequence[Lease]) -> list[Lease]:
-    """Join the leases of one claim whose units are neighbours: all are held, renewed and given back together.
+    """Join the leases of one claim whose units are adjacent. A joined lease is held, renewed and released as a whole.
 
-    A segment lies in one unit, so that its name says enough; those that cover the row entries and those that do not
-    stay apart.
+    A segment belongs to one unit, so its name identifies it. Leases that cover the row entries are not joined with
+    those that do not.
     """
     found: list[Lease] = []
     for lease in sorted(leases, key=lambda one: one.range):
@@ -62,5 +62,4 @@ def _may_join(one: Lease, next_one: Lease) -> bool:
 
 
 def places_of(leases: Iterable[Lease]) -> list[Place]:
-    """List the locks for which leases stand."""
     return [(lease.fence, first) for lease in leases for first in (lease.range.first, *lease.others)]

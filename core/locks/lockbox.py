@@ -1,22 +1,23 @@
-"""Locks: each is the right to work on a part of a queue.
+"""Locks in the store. Each is the right to work on a part of a queue.
 
-A lock lives in the store with a lease, which its holder renews, and a fence, drawn from the id source so
-that it grows over restarts. Changes under a lock are made in a critical section: the lock's
-row is locked and checked in the SQL transaction of the change itself (I10).
+A lock has a lease, which its holder renews, and a fence, which comes from the id source and therefore grows across
+restarts. Changes under a lock are made in a critical section: the SQL transaction of the change locks and checks the
+lock's row (I10).
 
-:mod:`rules` decides who may hold what, for one request of a queue at a time: the queue's row is locked meanwhile.
+:mod:`rules` decides who may hold what, one request of a queue at a time; the queue's row is locked meanwhile.
 
 Source: Druid's interval and segment locks, and its critical actions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+import json
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
 
 from export_queue.core.errors import LeaseLost
 from export_queue.core.locks.attempts import Owner, take_over
 from export_queue.core.locks.lease import Lease, places_of
-from export_queue.core.locks.records import lock_of, request_of, text_of
 from export_queue.core.locks.rules import Area, Board, Granted, Lock, Mode, Place, Request
 from export_queue.core.queue import Queue, Range
 from export_queue.core.store import Database, LockCall, Reading, Work, identity_of, queries
@@ -24,6 +25,44 @@ from export_queue.core.store import Database, LockCall, Reading, Work, identity_
 DRAIN_PRIORITY = 75
 LOAD_PRIORITY = 50
 COMPACTION_PRIORITY = 25
+
+
+def text_of(members: frozenset[str] | None) -> str | None:
+    """Write members as text; None stands for all."""
+    return None if members is None else json.dumps(sorted(members), separators=(",", ":"))
+
+
+def lock_of(row: Mapping[str, Any]) -> Lock:
+    return Lock(
+        area=Area(row["first_bucket"], row["end_bucket"], _members(row["segment"])),
+        mode=row["mode"],
+        priority=row["priority"],
+        task=row["task"],
+        attempt=row["attempt"],
+        place=(row["fence"], row["first_bucket"]),
+        lease_ms=row["lease_ms"],
+        revoked=bool(row["revoked"]),
+    )
+
+
+def areas_text(areas: Iterable[Area]) -> str:
+    return json.dumps([[area.first, area.end, text_of(area.members)] for area in areas], separators=(",", ":"))
+
+
+def request_of(row: Mapping[str, Any]) -> Request:
+    return Request(
+        areas=tuple(Area(first, end, _members(names)) for first, end, names in json.loads(row["areas"])),
+        mode=row["mode"],
+        priority=row["priority"],
+        task=row["task"],
+        attempt=row["attempt"],
+        number=row["number"],
+        until_ms=row["until_ms"],
+    )
+
+
+def _members(text: str | None) -> frozenset[str] | None:
+    return None if text is None else frozenset(json.loads(text))
 
 
 def owner_request(
@@ -34,7 +73,6 @@ def owner_request(
     mode: Mode = "exclusive",
     number: int | None = None,
 ) -> Request:
-    """Make the request of an owner."""
     return Request(
         areas=tuple(areas),
         mode=mode,
@@ -47,7 +85,7 @@ def owner_request(
 
 
 def open_board(work: Work, queue: Queue, owner: Owner, within: Range) -> Board:
-    """Keep out other requests, take over from older attempts, and read what is on record near an interval.
+    """Block other requests, take over from older attempts, and read what is on record near an interval.
 
     :raises LeaseLost: the attempt was revoked, a newer one has taken over, or the queue's units were altered.
     """
@@ -57,7 +95,7 @@ def open_board(work: Work, queue: Queue, owner: Owner, within: Range) -> Board:
 
 
 def read_board(work: Reading, queue: Queue, within: Range, *, some_wait: bool, lock: bool) -> Board:
-    """Read the locks near an interval, and the requests that wait if there are any."""
+    """Read the locks near an interval, and waiting requests if there are any."""
     bounds = {"first": within.first, "end": within.end}
     locks = queries.locks.overlapping(work, queue.number, queue.layout, **bounds, lock=lock)
     waiting = queries.locks.requests(work, queue.number, queue.layout) if some_wait else []
@@ -67,7 +105,7 @@ def read_board(work: Reading, queue: Queue, within: Range, *, some_wait: bool, l
 def grant(
     work: Work, queue: Queue, request: Request, board: Board, ended: Granted, *, lease_seconds: float
 ) -> list[Lease]:
-    """Write down what was decided.
+    """Record a decision.
 
     :returns: a lease for each area of the request, in their order.
     """
@@ -95,7 +133,7 @@ def grant(
 
 
 def grant_at_once(database: Database, queue: Queue, request: Request, *, lease_seconds: float) -> list[Lease] | None:
-    """Grant a request in one round trip, where the database can and nothing is in the way; else None."""
+    """Grant a request in one round trip, if the database can and nothing is in the way; else return None."""
     locks = database.dialect.locks
     if locks is None:
         return None
@@ -116,7 +154,6 @@ def grant_at_once(database: Database, queue: Queue, request: Request, *, lease_s
 
 
 def _leases_of(queue: Queue, request: Request, fence: int) -> list[Lease]:
-    """Make the leases of a request that was granted."""
     return [
         Lease(fence, queue.number, queue.layout, Range(area.first, area.end, queue.layout), members=area.members)
         for area in request.areas
@@ -126,12 +163,12 @@ def _leases_of(queue: Queue, request: Request, fence: int) -> list[Lease]:
 def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) -> None:
     """Extend leases.
 
-    :raises LeaseLost: one of them has expired, was revoked or taken over; none is extended then.
+    :raises LeaseLost: a lease has expired, was revoked or taken over; then none is extended.
     """
     if not leases:
         return
     with database.begin() as work:
-        now = work.now()  # once: a holder that is stopped between the look and the extension gains nothing by it
+        now = work.now()  # read once: a holder that is paused between check and extension gains no time
         _require(work, leases, now=now, shared=False)
         queries.locks.extend(work, places_of(leases), lease_ms=now + int(lease_seconds * 1000))
 
@@ -139,9 +176,9 @@ def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) 
 def hold(work: Work, *leases: Lease) -> int:
     """Enter a critical section: none of the locks can be taken over until this SQL transaction ends.
 
-    :param leases: all that the change relies on.
+    :param leases: all leases that the change relies on.
     :returns: the store's clock, in milliseconds.
-    :raises LeaseLost: one has expired, was revoked or taken over: change nothing.
+    :raises LeaseLost: a lease has expired, was revoked or taken over; change nothing.
     """
     now = work.now()
     _require(work, leases, now=now, shared=True)
@@ -149,10 +186,10 @@ def hold(work: Work, *leases: Lease) -> int:
 
 
 def check_leases(database: Database, leases: Sequence[Lease]) -> int:
-    """Look whether leases are still held; a lease may be lost right behind the look.
+    """Check that leases are still held; they may be lost right after the check.
 
-    :returns: the store's clock at the look, in milliseconds.
-    :raises LeaseLost: one of them has expired, was revoked or taken over.
+    :returns: the store's clock at the check, in milliseconds.
+    :raises LeaseLost: a lease has expired, was revoked or taken over.
     """
     with database.read() as work:
         now = work.now()
@@ -174,12 +211,12 @@ def _refuse_lost(leases: Sequence[Lease], held: Set[Place]) -> None:
 
 
 def give_back(work: Work, leases: Sequence[Lease]) -> None:
-    """Give locks back in the SQL transaction of the change that was made under them; those that wait look for it."""
+    """Release locks in the SQL transaction of the change that was made under them; waiters poll for it."""
     queries.locks.delete(work, places_of(leases))
 
 
 def release(database: Database, leases: Sequence[Lease]) -> None:
-    """Give locks back, and wake those that wait for them; locks that are gone already are passed over."""
+    """Release locks and wake those that wait for them. Locks that no longer exist are ignored."""
     if not leases:
         return
     of_queues = sorted({lease.queue for lease in leases})
@@ -195,12 +232,12 @@ def release(database: Database, leases: Sequence[Lease]) -> None:
 
 
 def waiters_of(queue: int) -> int:
-    """Return the number by which hints for those that wait for locks of a queue are sent; no queue has it."""
+    """Return the number for hints to waiters for locks of a queue; no queue has this number."""
     return -queue
 
 
 def release_all(work: Work, queue: Queue, units: Iterable[Range], owner: Owner) -> None:
-    """Give back whatever an attempt holds of some units."""
+    """Release all locks that an attempt holds on some units."""
     for of, in_layout in queue.by_layout(units):
         firsts = [unit.first for unit in in_layout]
         queries.locks.delete_of_attempt(
@@ -209,6 +246,6 @@ def release_all(work: Work, queue: Queue, units: Iterable[Range], owner: Owner) 
 
 
 def standing_locks(work: Reading, queue: Queue) -> list[Lock]:
-    """Read the locks of a queue in its layout whose holders may work, by their intervals."""
+    """Read the locks in a queue's layout whose holders may work, by interval."""
     found = queries.locks.of_queue(work, queue.number, now=work.now())
     return [lock_of(row) for row in found if row["layout"] == queue.layout]

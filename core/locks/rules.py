@@ -1,19 +1,19 @@
-"""Who may hold what beside whom: the rules of locks; pure.
+"""The rules of locks: who may hold what at the same time; pure.
 
-A lock covers a bucket interval, whole or some members of it: the row entries, and segments by their names. Two locks
-*meet* where they have buckets in common and either of them covers its interval whole, or both cover the same member.
-Overlap decides, never equality.
+A lock covers a bucket interval: all of it, or some of its members. A member is the row entries, or one segment by its
+name. Two locks *meet* if their intervals overlap and either of them covers all of its interval, or both cover the same
+member.
 
 Source: the collision rules of Druid's proposal of segment locks, and its grant algorithm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Generic, Literal, TypeVar
-
-from export_queue.core.locks.intervals import Intervals
 
 Item = TypeVar("Item")
 Mode = Literal["exclusive", "shared"]
@@ -23,37 +23,33 @@ Place = tuple[int, int]
 ROWS = "rows"
 """The member that stands for the row entries."""
 FURTHEST_MS = 4 * 3_600_000
-"""A request that claims to count for longer was noted while the clock was ahead, and does not count."""
+"""A request valid for longer than this was recorded while the clock was ahead, and does not count."""
 KEPT_MS = 86_400_000
-"""How long a lock stays on record behind the end of its lease, if nobody needs its place: until then it explains."""
+"""How long a lock stays on record after its lease, unless another one replaces it, so that people can see it."""
 
 
 def member(transaction: int, number: int) -> str:
-    """Name a segment as a member of locks.
-
-    :param transaction: the transaction that wrote it.
-    :param number: its number among those of the transaction.
-    """
+    """Name a segment, by its transaction and its number in it, as a member of locks."""
     return f"{transaction}.{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """What one lock covers: a half-open interval of buckets, whole or some members of it."""
+    """What one lock covers: a half-open interval of buckets, or some members of it."""
 
     first: int
     end: int
     members: frozenset[str] | None = None
-    """None for all there is, of an *interval lock*; else the names of what a *segment lock* covers."""
+    """Names of what a *segment lock* covers; None for an *interval lock*, which covers everything."""
 
     def meets(self, other: Area) -> bool:
-        """Tell whether both cover something."""
+        """Return whether both areas have something in common."""
         if self.end <= other.first or other.end <= self.first:
             return False
         return self.members is None or other.members is None or not self.members.isdisjoint(other.members)
 
     def covers(self, other: Area) -> bool:
-        """Tell whether it covers all that another one does."""
+        """Return whether this area contains another one."""
         if not self.first <= other.first < other.end <= self.end:
             return False
         return self.members is None or (other.members is not None and self.members >= other.members)
@@ -74,13 +70,13 @@ class Lock:
     revoked: bool = False
 
     def stands(self, now: int) -> bool:
-        """Tell whether its holder may work."""
+        """Return whether its holder may work."""
         return not self.revoked and self.lease_ms > now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A wish for locks: all of them or none."""
+    """A request for locks: all of them or none."""
 
     areas: tuple[Area, ...]
     """They do not overlap one another."""
@@ -89,31 +85,31 @@ class Request:
     task: str
     attempt: str
     spared: frozenset[str] = frozenset()
-    """Other attempts of the task that it does not take over, as that which has submitted this one."""
+    """Other attempts of the task that it does not take over, such as the one that submitted this one."""
     number: int | None = None
-    """Its place among those that wait; None for one that has not waited yet."""
+    """Its position among waiting requests; None before it waits."""
     until_ms: int = 0
-    """Until when it counts as waiting, by the store's clock: its waiter moves that on."""
+    """When it stops counting, by the store's clock; its waiter extends this."""
 
     def waits(self, now: int) -> bool:
-        """Tell whether somebody waits for it; a waiter that is alive notes it anew every few seconds."""
+        """Return whether somebody still waits for it; a live waiter refreshes it every few seconds."""
         return now < self.until_ms <= now + FURTHEST_MS
 
     def is_ahead_of(self, other: Request) -> bool:
-        """Tell whether it comes first: by priority, then by age."""
+        """Return whether it comes first: by priority, then by age."""
         if self.priority != other.priority:
             return self.priority > other.priority
         return self.number is not None and (other.number is None or self.number < other.number)
 
     def takes_over(self, task: str, attempt: str) -> bool:
-        """Tell whether an attempt is an older one of the same task; the store refuses an older one that asks."""
+        """Return whether an attempt is an older one of the same task. The store refuses requests of older ones."""
         return task == self.task and attempt != self.attempt and attempt not in self.spared
 
 
 def collide(one: Area, mode: Mode, other: Area, other_mode: Mode) -> bool:
-    """Tell whether two locks of different attempts cannot stand side by side.
+    """Return whether two locks of different attempts exclude each other.
 
-    An interval lock and a segment lock never do where they meet, though both be shared.
+    An interval lock and a segment lock that meet always do, even if both are shared.
     """
     if not one.meets(other):
         return False
@@ -123,37 +119,35 @@ def collide(one: Area, mode: Mode, other: Area, other_mode: Mode) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A request that is granted, and the locks that end by it."""
+    """A granted request, and the locks that it ends."""
 
     worthless: tuple[Lock, ...] = ()
-    """Those that it meets and that count no more: expired, revoked, or of an older attempt."""
+    """Locks in its way that no longer count: expired, revoked, or of an older attempt."""
     revoked: tuple[Lock, ...] = ()
-    """Those of lower priority that give way; they stay on record, so that their holders learn of it."""
+    """Locks of lower priority that give way; they stay on record so that their holders notice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """A request that is not granted, and whom it waits for."""
+    """A request that is not granted, and what it waits for."""
 
     locks: tuple[Lock, ...] = ()
     requests: tuple[Request, ...] = ()
 
 
 class Board:
-    """All locks and waiting requests near a request, arranged so that few are looked at.
+    """All locks and waiting requests near a request, indexed.
 
-    :param locks: those on record, worthless ones too.
-    :param waiting: requests that wait.
+    :param locks: all on record, also those that no longer count.
     :param now: the store's clock, in milliseconds.
     """
 
     def __init__(self, locks: Iterable[Lock], waiting: Iterable[Request] = (), *, now: int) -> None:
         self.now = now
-        """The store's clock when it was read."""
         found = list(locks)
         self._locks = _Index((lock.area, lock) for lock in found)
         self.gone = [lock for lock in found if not lock.stands(now) and lock.lease_ms < now - KEPT_MS]
-        """Worthless locks that have been on record long enough."""
+        """Locks that no longer count and have been on record long enough."""
         asked = list(waiting)
         alive = [request for request in asked if request.waits(now)]
         self.gone_requests = [one.number for one in asked if not one.waits(now) and one.number is not None]
@@ -163,9 +157,8 @@ class Board:
     def decide(self, request: Request, *, revokes: bool = True, shares: bool = True) -> Granted | Waits:
         """Decide a request.
 
-        :param request: what is asked for.
-        :param revokes: whether it revokes what is in its way, if all of that has lower priority.
-        :param shares: whether it may stand beside a lock of its own attempt that covers it.
+        :param revokes: whether it revokes the locks in its way, if all of them have lower priority.
+        :param shares: whether a lock of its own attempt that covers the request does not exclude it.
         """
         behind: dict[Place, Lock] = {}
         worthless: dict[Place, Lock] = {}
@@ -177,10 +170,10 @@ class Board:
                 if not self._stands(lock, request):
                     worthless[lock.place] = lock
                 elif is_own and _is_sibling(lock, request):
-                    continue  # a narrower one that was taken under the lock that covers the request
+                    continue  # a narrower lock, taken under the one that covers the request
                 elif collide(area, request.mode, lock.area, lock.mode):
                     behind[lock.place] = lock
-            if is_own:  # its siblings work there already: whoever waits for them waits for it too
+            if is_own:  # its attempt works there already, and those that wait for it wait for this lock too
                 continue
             ahead |= {other.number: other for other in self._waiting.near(area) if _yields(request, area, other)}
         locks, requests = tuple(behind.values()), tuple(ahead.values())
@@ -210,8 +203,44 @@ def _yields(request: Request, area: Area, other: Request) -> bool:
     )
 
 
+class Intervals(Generic[Item]):
+    """Half-open intervals, each with an item, in a tree of their highest ends.
+
+    A search visits few intervals besides those that it finds, however long the others are.
+
+    :param entries: first, end and item of each.
+    """
+
+    def __init__(self, entries: Iterable[tuple[int, int, Item]]) -> None:
+        ordered = sorted(entries, key=itemgetter(0))
+        self._firsts = [first for first, _, _ in ordered]
+        self._items = [item for _, _, item in ordered]
+        self._size = 1 << max(len(ordered) - 1, 0).bit_length()
+        # A heap: the highest end below node n is the greater of those below 2 n and 2 n + 1.
+        self._highest = [0] * self._size + [end for _, end, _ in ordered]
+        self._highest += [0] * (2 * self._size - len(self._highest))
+        for node in range(self._size - 1, 0, -1):
+            self._highest[node] = max(self._highest[2 * node], self._highest[2 * node + 1])
+
+    def overlapping(self, first: int, end: int) -> list[Item]:
+        """Find the items whose intervals overlap [first, end), in the order of the intervals."""
+        before_end = bisect_left(self._firsts, end)
+        found: list[Item] = []
+        nodes = [(1, 0, self._size)]
+        while nodes:
+            node, at, width = nodes.pop()
+            if at >= before_end or self._highest[node] <= first:
+                continue
+            if width == 1:
+                found.append(self._items[at])
+            else:
+                half = width // 2
+                nodes += [(2 * node + 1, at + half, half), (2 * node, at, half)]
+        return found
+
+
 class _Index(Generic[Item]):
-    """Things by what they cover; segment locks are found by their members, of which each has few."""
+    """Items by the areas that they cover. Segment locks are found by their members."""
 
     def __init__(self, covered: Iterable[tuple[Area, Item]]) -> None:
         self._all: list[tuple[int, int, Item]] = []
@@ -229,7 +258,7 @@ class _Index(Generic[Item]):
         self._any: Intervals[Item] | None = None
 
     def near(self, area: Area) -> list[Item]:
-        """Find what has buckets and members in common with an area; a thing may come twice."""
+        """Find the items whose areas meet an area; an item may come twice."""
         if area.members is None:
             if self._any is None:
                 self._any = Intervals(self._all)
@@ -240,16 +269,9 @@ class _Index(Generic[Item]):
         return found
 
 
-def decide(
-    request: Request, locks: Sequence[Lock], waiting: Sequence[Request], *, now: int, revokes: bool = True
-) -> Granted | Waits:
-    """Decide one request; see :class:`Board`."""
-    return Board(locks, waiting, now=now).decide(request, revokes=revokes)
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A unit that a drain gets: all that it wants of it, or what nobody of lower priority holds."""
+    """What a drain gets of a unit: all that it asked for, or all but what locks of lower priority hold."""
 
     area: Area
     is_whole: bool
@@ -259,10 +281,9 @@ class Choice:
 def choose(board: Board, request: Request, *, revokes: bool, leaves_out: bool) -> Choice | None:
     """Decide a drain's request for one unit.
 
-    :param board: the locks and the waiting requests.
-    :param request: for one area; its own attempt stands in its way too, for each entry is brought once.
+    :param request: for one area. Locks of its own attempt exclude it too, because each entry is delivered once.
     :param revokes: whether it revokes locks of lower priority that are in its way.
-    :param leaves_out: whether it does without the members that segment locks of lower priority hold.
+    :param leaves_out: whether it accepts the unit without the members that segment locks of lower priority hold.
     """
     (area,) = request.areas
     decided = board.decide(request, revokes=revokes, shares=False)

@@ -1,16 +1,15 @@
-"""Who holds locks and who waits for some, for messages and for people."""
+"""Who holds locks and who waits for them, for messages and for people."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from export_queue.core.errors import LockNotAvailable
 from export_queue.core.locks.attempts import Owner
-from export_queue.core.locks.intervals import Intervals
-from export_queue.core.locks.records import lock_of, request_of
-from export_queue.core.locks.rules import Area, Board, Lock, Mode, Request, Waits
+from export_queue.core.locks.lockbox import lock_of, request_of
+from export_queue.core.locks.rules import Area, Board, Intervals, Lock, Mode, Request, Waits
 from export_queue.core.queue import Queue, Range, join_ranges
 from export_queue.core.store import Reading, queries
 
@@ -19,7 +18,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a lock on a unit or on some of it, for messages."""
+    """The holder of a lock on a unit or a part of it."""
 
     owner: Owner
     range: Range
@@ -30,7 +29,7 @@ class Holder:
 
 
 def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder]:
-    """Read the holders of units, for messages."""
+    """Read the holders of units."""
     units = {
         of.layout: Intervals((unit.first, unit.end, unit) for unit in in_layout)
         for of, in_layout in queue.by_layout(ranges)
@@ -45,7 +44,7 @@ def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder
 
 
 def not_available(work: Reading, queue: Queue, units: Iterable[Range]) -> LockNotAvailable:
-    """Say who holds units."""
+    """Make the error that names the holders of units."""
     units = list(units)
     held = [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, units)]
     shown = " ".join(str(part) for part in join_ranges(units))
@@ -53,7 +52,7 @@ def not_available(work: Reading, queue: Queue, units: Iterable[Range]) -> LockNo
 
 
 def in_the_way(waits: Waits) -> str:
-    """Say what a request waits for, in words."""
+    """Describe what a request waits for."""
     held = [f"{_range(lock.area)} is held by {lock.task}" for lock in waits.locks]
     first = [f"{request.task} comes first" for request in waits.requests]
     named = [*held, *first]
@@ -63,130 +62,113 @@ def in_the_way(waits: Waits) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockView:
-    """A lock on record, as people are shown it."""
+    """A lock or a request for one on record, for people."""
 
     area: Area
     layout: int
+    state: Literal["held", "revoked", "expired", "waits", "gone"]
     mode: Mode
     priority: int
     task: str
     attempt: str
-    fence: int
-    """It was drawn when the lock was granted, and tells that time as every id does."""
+    fence: int | None
+    """None for a request."""
+    since_ms: int
+    """When the lock was granted, or the request was made."""
     until_ms: int
-    """When the lease ends, by the store's clock."""
-    state: Literal["held", "revoked", "expired"]
+    """When it stops counting, unless its holder or waiter extends it."""
+    waits_for: tuple[str, ...] = ()
+    """The tasks for which a request waits."""
     explanation: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestView:
-    """A request on record, as people are shown it."""
-
-    areas: tuple[Area, ...]
-    layout: int
-    mode: Mode
-    priority: int
-    task: str
-    attempt: str
-    number: int
-    asked_ms: int
-    until_ms: int
-    """When it counts no more, unless its waiter moves that on."""
-    state: Literal["waits", "gone"]
-    waits_for: tuple[str, ...]
-    """The tasks that it waits for."""
-    explanation: str
-
-
-def explained_locks(work: Reading, queue: Queue) -> list[LockView]:
-    """Read the locks of a queue that are on record, worthless ones too, with what becomes of each."""
+def explained(work: Reading, queue: Queue) -> list[LockView]:
+    """Explain all locks on record for a queue, then all areas of all requests, oldest first."""
     now = work.now()
-    return [_view(lock_of(row), row["layout"], now) for row in queries.locks.of_queue(work, queue.number)]
+    locks = [(row["layout"], lock_of(row)) for row in queries.locks.of_queue(work, queue.number)]
+    requests = [(row["layout"], row, request_of(row)) for row in queries.locks.requests(work, queue.number)]
+    views = [_explained_lock(lock, layout, now) for layout, lock in locks]
+    boards = {
+        layout: Board(
+            [lock for at, lock in locks if at == layout],
+            [request for at, _, request in requests if at == layout],
+            now=now,
+        )
+        for layout in {layout for layout, _, _ in requests}
+    }
+    for layout, row, request in sorted(requests, key=lambda one: one[1]["number"]):
+        views += _explained_request(request, layout, row["asked_ms"], boards[layout])
+    return views
 
 
-def _view(lock: Lock, layout: int, now: int) -> LockView:
+def _explained_lock(lock: Lock, layout: int, now: int) -> LockView:
     state: Literal["held", "revoked", "expired"]
     if lock.revoked:
         state = "revoked"
         explanation = (
-            "it was revoked, or a newer attempt has taken over: its holder changes nothing any more, and ends at its "
-            "next step; nothing is to be done"
+            "it was revoked, or a newer attempt has taken over; its holder can change nothing any more and ends at its "
+            "next step; nothing needs to be done"
         )
     elif lock.lease_ms <= now:
         state = "expired"
         explanation = (
-            f"its holder has not renewed it, and its lease ended {_duration(now - lock.lease_ms)} ago: it died, or "
-            "cannot reach the store; the lock keeps nobody out and goes with the next one in its place; start the task "
-            "again if nothing else does"
+            f"its holder has not renewed it, and its lease ended {_duration(now - lock.lease_ms)} ago: the holder died "
+            "or cannot reach the store; the lock blocks nobody, and the next lock replaces it; start the task again if "
+            "nothing else does"
         )
     else:
         state = "held"
         explanation = (
-            f"its lease ends in {_duration(lock.lease_ms - now)} unless its holder renews it; if that has died, others "
-            "get it then, and a new attempt of the same task at once"
+            f"its lease ends in {_duration(lock.lease_ms - now)} unless its holder renews it; if the holder has died, "
+            "others can get the lock then, and a new attempt of the same task at once"
         )
+    fence = lock.place[0]
     return LockView(
         area=lock.area,
         layout=layout,
+        state=state,
         mode=lock.mode,
         priority=lock.priority,
         task=lock.task,
         attempt=lock.attempt,
-        fence=lock.place[0],
+        fence=fence,
+        since_ms=fence // 1_000_000,
         until_ms=lock.lease_ms,
-        state=state,
         explanation=explanation,
     )
 
 
-def explained_requests(work: Reading, queue: Queue) -> list[RequestView]:
-    """Read the requests for locks of a queue that are on record, the oldest first, with whom each of them waits for."""
-    rows = queries.locks.requests(work, queue.number)
-    if not rows:
-        return []
-    locks = [(row["layout"], lock_of(row)) for row in queries.locks.of_queue(work, queue.number)]
-    now = work.now()
-    found = []
-    for layout in {row["layout"] for row in rows}:
-        of_layout = [row for row in rows if row["layout"] == layout]
-        requests = [request_of(row) for row in of_layout]
-        board = Board([lock for at, lock in locks if at == layout], requests, now=now)
-        found += [_view_of_request(request, row, board) for request, row in zip(requests, of_layout, strict=True)]
-    return sorted(found, key=lambda view: view.number)
-
-
-def _view_of_request(request: Request, row: Mapping[str, Any], board: Board) -> RequestView:
-    assert request.number is not None
-    state: Literal["waits", "gone"]
+def _explained_request(request: Request, layout: int, asked_ms: int, board: Board) -> list[LockView]:
     waits = Waits()
-    if not request.waits(board.now):
-        state = "gone"
+    is_gone = not request.waits(board.now)
+    if is_gone:
         explanation = (
             f"its waiter has not asked again, and it counts no more since {_duration(board.now - request.until_ms)}: "
-            "it died, or cannot reach the store; the request keeps nobody out and goes with the next one that is "
-            "decided; start the task again if nothing else does"
+            "the waiter died or cannot reach the store; the request blocks nobody, and the next decision removes it; "
+            "start the task again if nothing else does"
         )
     else:
-        state = "waits"
         decided = board.decide(request, revokes=False)
         waits = decided if isinstance(decided, Waits) else waits
-        explanation = f"it has waited for {_duration(board.now - row['asked_ms'])}: {in_the_way(waits)}"
+        explanation = f"it has waited for {_duration(board.now - asked_ms)}: {in_the_way(waits)}"
     tasks = dict.fromkeys([*(lock.task for lock in waits.locks), *(other.task for other in waits.requests)])
-    return RequestView(
-        areas=request.areas,
-        layout=row["layout"],
-        mode=request.mode,
-        priority=request.priority,
-        task=request.task,
-        attempt=request.attempt,
-        number=request.number,
-        asked_ms=row["asked_ms"],
-        until_ms=request.until_ms,
-        state=state,
-        waits_for=tuple(tasks),
-        explanation=explanation,
-    )
+    return [
+        LockView(
+            area=area,
+            layout=layout,
+            state="gone" if is_gone else "waits",
+            mode=request.mode,
+            priority=request.priority,
+            task=request.task,
+            attempt=request.attempt,
+            fence=None,
+            since_ms=asked_ms,
+            until_ms=request.until_ms,
+            waits_for=tuple(tasks),
+            explanation=explanation,
+        )
+        for area in request.areas
+    ]
 
 
 def _range(area: Area) -> str:
@@ -195,13 +177,10 @@ def _range(area: Area) -> str:
 
 
 def members_text(members: Collection[str] | None, most: int = 3) -> str:
-    """Write what a lock covers in its interval, for people."""
+    """Describe what a lock covers in its interval."""
     if members is None:
         return "all"
-    return _listed(sorted(members, key=lambda name: (name.count("."), name)), most)
-
-
-def _listed(names: Sequence[str], most: int) -> str:
+    names = sorted(members, key=lambda name: (name.count("."), name))
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return " ".join(names[:most]) + more
 

@@ -1,8 +1,8 @@
-"""Asking for locks, all or none of them, and waiting for a turn.
+"""Requesting locks, all or none of them, and waiting for them.
 
-A request that has to wait stands in the store, with its place in the order, and its waiter refreshes it; one that is
-not refreshed counts as gone. Whoever waits looks again in short pauses, which notices a release, a revocation and the
-end of a lease alike. Where the store has hints, a release ends a pause at once. Nobody holds locks while it waits.
+A request that has to wait is stored with its position in the order. Its waiter refreshes it; otherwise it stops
+counting. A waiter polls at short intervals, which notices a release, a revocation and the end of a lease alike. If the
+store has hints, a release ends the pause at once. Nobody holds locks while waiting.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from export_queue.core.errors import ExportQueueError, InvalidArgument, LockNotA
 from export_queue.core.locks.attempts import Owner
 from export_queue.core.locks.lease import Lease
 from export_queue.core.locks.lockbox import (
+    areas_text,
     grant,
     grant_at_once,
     open_board,
@@ -25,7 +26,6 @@ from export_queue.core.locks.lockbox import (
     read_board,
     waiters_of,
 )
-from export_queue.core.locks.records import areas_text
 from export_queue.core.locks.rules import Area, Granted, Mode, Request, Waits
 from export_queue.core.locks.showing import in_the_way
 from export_queue.core.queue import Queue, Range
@@ -33,9 +33,9 @@ from export_queue.core.retry import Retry
 from export_queue.core.store import Database, Listener, Work, identity_of, queries
 
 REQUEST_MS = 15_000
-"""How long a request counts that its waiter does not refresh."""
+"""How long a request counts without a refresh."""
 REFRESH_SECONDS = 4.0
-"""How often it is refreshed; with it the store is asked whether the attempt may still work."""
+"""Interval of refreshes, each of which also checks that the attempt may still work."""
 _LOOKS = Retry(first_pause=0.01, longest_pause=0.25)
 
 
@@ -53,22 +53,20 @@ def acquire(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Lease]:
-    """Take all of some locks, or none: at once where nothing is in the way, else by waiting for a turn.
+    """Take several locks, all or none: at once if nothing is in the way, else after waiting.
 
-    Of requests that meet, the one of higher priority is served first, and of equal ones the older.
+    If requests meet, the one with the higher priority is served first; with equal priorities, the older one.
 
-    :param wanted: what the locks cover; the intervals do not overlap one another.
-    :param owner: the task that asks; a request that is covered by a lock of its own attempt shares that one's place.
-    :param mode: ``exclusive``, or ``shared`` with others that are.
+    :param wanted: what the locks cover; the intervals must not overlap.
+    :param owner: the task that asks. A lock of its own attempt that covers the request does not exclude it.
+    :param mode: ``exclusive``, or ``shared`` with other shared locks.
     :param priority: drains have 75, loads 50, compactions 25.
     :param lease_seconds: how long the locks last unless they are renewed.
-    :param wait_seconds: how long to wait.
-    :param revoke_after: seconds of waiting after which locks are revoked if all that are in the way have lower
+    :param revoke_after: seconds of waiting after which the locks in the way are revoked if all of them have lower
         priority; None for never.
-    :param clock: tells seconds; only differences count.
-    :param sleep: waits for a number of seconds.
+    :param clock: returns seconds; only differences count.
     :returns: a lease for each area, in their order.
-    :raises LockNotAvailable: others hold some of it, or come first.
+    :raises LockNotAvailable: others hold a part, or come first.
     :raises LeaseLost: the attempt was revoked, a newer one has taken over, or the queue's units were altered.
     """
     with Asking(
@@ -107,12 +105,9 @@ def _awaited(
 
 
 class Asking:
-    """One request for locks, from the first question to its end; a context that withdraws what is not granted.
+    """One request for locks; a context that withdraws it at the end if it is not granted.
 
-    :param database: the store.
-    :param queue: the queue.
     :param wanted: what the locks cover.
-    :param owner: the task that asks.
     :param lease_seconds: how long the locks last unless they are renewed.
     """
 
@@ -135,9 +130,9 @@ class Asking:
         self._mode, self._priority = mode, priority
         self._within = Range(self._areas[0].first, max(area.end for area in self._areas))
         self._number: int | None = None
-        """Of the request that waits in the store."""
+        """Number of the stored request, while it waits."""
         self._waits = Waits()
-        """What was in the way at the last question."""
+        """What was in the way when last asked."""
 
     def __enter__(self) -> Self:
         return self
@@ -145,22 +140,22 @@ class Asking:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A request that cannot be withdrawn counts no more after a while.
+        # A request that cannot be withdrawn stops counting after a while.
         with contextlib.suppress(ExportQueueError):
             self.withdraw()
 
     def at_once(self) -> list[Lease] | None:
-        """Take the locks in one round trip, where the database can and nothing is in the way; else None."""
+        """Take the locks in one round trip if the database can and nothing is in the way; else return None."""
         return grant_at_once(self.database, self.queue, self._request(), lease_seconds=self._lease_seconds)
 
     def ask(self, *, revokes: bool, stays: bool) -> list[Lease] | None:
         """Ask once, in one SQL transaction.
 
-        :param revokes: whether locks of lower priority are revoked where all that is in the way has one.
-        :param stays: whether a request that is not granted waits in the store; else it is withdrawn.
-        :returns: the locks; None where they are not granted.
+        :param revokes: whether to revoke the locks in the way if all of them have lower priority.
+        :param stays: whether a request that is not granted is stored to wait.
+        :returns: the locks; None if they are not granted.
         :raises LeaseLost: the attempt was revoked, a newer one has taken over, or the queue's units were altered.
-        :raises LockNotAvailable: it would wait while its attempt holds locks.
+        :raises LockNotAvailable: the attempt would wait while it holds locks.
         """
         with self.database.begin() as work:
             board = open_board(work, self.queue, self._owner, self._within)
@@ -177,26 +172,26 @@ class Asking:
                 if stays:
                     self._refuse_holding(work, decided, board.now)
                     number = self._stay(work, board.now)
-        # Behind the commit: one that fails leaves the request as it was.
+        # After the commit: if it fails, the request is unchanged.
         self._number = number
         self._waits = decided if isinstance(decided, Waits) else Waits()
         return leases
 
     def is_due(self, *, revokes: bool) -> bool:
-        """Look, without holding up anybody, whether the request would be granted now."""
+        """Return whether the request would be granted now, without blocking anybody."""
         with self.database.read() as work:
             board = read_board(work, self.queue, self._within, some_wait=True, lock=False)
             return isinstance(board.decide(self._request(), revokes=revokes), Granted)
 
     def withdraw(self) -> None:
-        """Wait no more."""
+        """Remove the stored request."""
         if self._number is not None:
             with self.database.begin() as work:
                 queries.locks.delete_requests(work, [self._number])
             self._number = None
 
     def refusal(self) -> LockNotAvailable:
-        """Say what was in the way at the last question."""
+        """Make the error that says what was in the way when last asked."""
         asked = ", ".join(str(Range(area.first, area.end)) for area in self._areas[:_SHOWN])
         more = f" and {len(self._areas) - _SHOWN} more" if len(self._areas) > _SHOWN else ""
         return LockNotAvailable(f"locks on {self.queue.id} {asked}{more}: {in_the_way(self._waits)}")
@@ -208,7 +203,7 @@ class Asking:
         if self._number is None and queries.locks.holds_any(work, self._owner.task, self._owner.attempt, now=now):
             raise LockNotAvailable(
                 f"{self._owner.task} holds locks and would wait for others: {in_the_way(decided)}",
-                hint="ask for all locks at once, or give those back first: holders that wait may wait for each other",
+                hint="request all locks at once, or release those first: holders that wait may wait for each other",
             )
 
     def _stay(self, work: Work, now: int) -> int:
@@ -257,10 +252,9 @@ def _checked(queue: Queue, wanted: Iterable[Area]) -> tuple[Area, ...]:
 
 
 class _Alarm:
-    """Ends the pauses of one that waits: by time, or by a hint that locks were given back.
+    """Ends the pauses of a waiter: by time, or by a hint that locks were released.
 
-    :param asking: the request.
-    :param sleep: waits for a number of seconds, where there are no hints.
+    :param sleep: waits for a number of seconds if there are no hints.
     """
 
     def __init__(self, asking: Asking, sleep: Callable[[float], None]) -> None:
@@ -278,10 +272,10 @@ class _Alarm:
             self._listener.close()
 
     def wait(self, seconds: float) -> None:
-        """Wait for a hint, or until the time is over."""
+        """Wait for a hint, at most a number of seconds."""
         if not self._has_tried:
             self._has_tried = True
-            with contextlib.suppress(ExportQueueError):  # it looks now and then all the same
+            with contextlib.suppress(ExportQueueError):  # polling works without hints
                 database, queue = self._asking.database, self._asking.queue
                 self._listener = database.hints.listen(identity_of(database).store_id, waiters_of(queue.number))
         if self._listener is None:

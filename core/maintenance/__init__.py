@@ -1,8 +1,7 @@
-"""Clean-up, one bounded function a subject, and figures to watch."""
+"""Clean-up of the store and of tombstones in sinks, and metrics."""
 
 from export_queue.core.maintenance.cleanup import MaintenanceReport, Patience, maintain, vacuum
-from export_queue.core.maintenance.metrics import read_metrics
-from export_queue.core.maintenance.openmetrics import Metric, Sample, render
+from export_queue.core.maintenance.metrics import Metric, Sample, read_metrics, render
 from export_queue.core.maintenance.tombstones import SafeFloor, SinkSweep, safe_floor, sweep_sink
 
 __all__ = [

@@ -1,11 +1,17 @@
-"""One run of clean-up through all subjects, bounded in each.
+"""One run of clean-up, with a limit for each subject.
 
 1. End transactions that are past their deadline, and prune invalid ones.
-2. Raise the horizon, in a SQL transaction of its own: a reader that sees a deletion sees the horizon, too.
-3. Delete, page by page, versions and conflict keys below the horizon, and outcomes, idempotency keys and records that
-   are old.
-4. Delete the files of bulk entries that are no longer needed.
-5. Have the database reclaim the space.
+2. Raise the horizon, in its own SQL transaction: a reader that sees a deletion sees the horizon, too.
+3. Delete, page by page, versions and conflict keys below the horizon, and old outcomes, idempotency keys and records.
+4. Delete files of bulk entries that are no longer needed.
+5. Let the database reclaim the space.
+
+The *horizon* is the number below which versions that no transaction reads may be deleted. Each run records a low-water
+mark: the time, and the smallest id that a snapshot does not see. Marks never fall, so a snapshot that is younger than a
+mark lies above it. The horizon is raised to a mark that is older than the longest time limit of short transactions: by
+then every short transaction that may lie below it has passed its deadline. It is never raised above what the start of a
+long transaction in progress recorded. Marks alone would be safe, since a snapshot below the horizon is refused; their
+age keeps live transactions from that refusal.
 """
 
 from __future__ import annotations
@@ -13,25 +19,32 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from export_queue.core.errors import ExportQueueError, InvalidArgument
-from export_queue.core.maintenance import conflict_keys, idempotency_keys, invalid, outcomes, records, versions
-from export_queue.core.maintenance.horizon import raise_horizon, record_low_watermark
-from export_queue.core.maintenance.pages import CleanPage
+from export_queue.core.maintenance import pages
+from export_queue.core.maintenance.pages import CELLS, KEYS, CleanPage, pages_of
+from export_queue.core.queue import KEPT
 from export_queue.core.segments import GRACE_SECONDS, HIDDEN_SECONDS, Vacuumed, vacuum_segments
 from export_queue.core.store import Database, queries
-from export_queue.core.transactions import MAX_SHORT_SECONDS, expire
+from export_queue.core.transactions import MAX_SHORT_SECONDS, expire, prune
 
 log = logging.getLogger("export_queue.maintenance")
 
 DAY = 24 * 3600.0
+KEEP_ACTS = 366 * DAY
+KEEP_ATTEMPTS = 30 * DAY
+"""No process is still working after so long."""
 VACUUM_AFTER = 20_000
-"""Dead rows of a table from which on it may be vacuumed."""
+"""Number of dead rows in a table after which it may be vacuumed."""
+MARKS_PER_AGE = 60
+"""Maximum number of low-water marks. With more, the horizon would hardly follow more closely."""
+MOST_PRUNED = 20
+"""Invalid transactions that one SQL transaction prunes."""
 
-_SUBJECTS = (conflict_keys.SUBJECT, versions.SUBJECT, queries.outcomes.SUBJECT)
 _TABLES = {
     "versions": "xq_cell",
     "conflict_keys": "xq_conflict_key",
@@ -39,6 +52,7 @@ _TABLES = {
     "idempotency_keys": "xq_idempotency",
     "removed": "xq_entry",
 }
+_COUNTED = (*_TABLES, "drain_reports", "dead_letter_acts", "attempts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +60,17 @@ class Patience:
     """Age limits for clean-up. Only tests lower them."""
 
     seconds: float = MAX_SHORT_SECONDS
-    """Data younger than this is kept: a short transaction may read and retry for as long."""
+    """Data younger than this is kept, because a short transaction may read and retry for so long."""
     between_calls: float = 600.0
-    """Seconds of the store's clock. Data is old only if an earlier call, at least so long ago, found it old: a clock
-    that steps forward for a moment ages nothing."""
+    """Seconds of the store's clock. Data is old only if an earlier call, at least so long ago, found it old, so that a
+    clock that jumps forward for a moment ages nothing."""
     files: float = GRACE_SECONDS
-    """Seconds for which a file of bulk entries stays after a run has first found that nothing refers to it."""
+    """Seconds for which a file of bulk entries is kept after a run first finds that nothing refers to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceReport:
-    """What one run did."""
+    """The result of one run."""
 
     expired: int
     """Transactions past their deadline that were ended."""
@@ -65,16 +79,16 @@ class MaintenanceReport:
     horizon: int
     """Snapshots that reach below this id are refused from now on."""
     versions: int
-    """Versions of cells that were deleted, tombstones included."""
+    """Deleted versions of cells, tombstones included."""
     conflict_keys: int
     outcomes: int
     idempotency_keys: int
     drain_reports: int
     dead_letter_acts: int
     attempts: int
-    """Attempts of drains that were killed or revoked long ago."""
+    """Deleted attempts of drains that were killed or revoked long ago."""
     removed: int
-    """Entries, dead letters and locks of subscriptions that were removed."""
+    """Deleted entries, dead letters and locks of removed subscriptions."""
     segment_files: int
     """Deleted files of bulk entries that every reader has read, or that no transaction has committed."""
     more: bool
@@ -87,7 +101,7 @@ class MaintenanceReport:
         return {**asdict(self), "horizon": str(self.horizon)}
 
     def line(self) -> str:
-        """Say it in one line."""
+        """Summarise the run in one line."""
         return (
             f"{self.expired} expired, {self.pruned} pruned, {self.versions} versions, "
             f"{self.conflict_keys} conflict keys, {self.outcomes} outcomes, {self.idempotency_keys} idempotency keys, "
@@ -108,14 +122,15 @@ def maintain(
     keep_reports: float = 30 * DAY,
     patience: Patience | None = None,
 ) -> MaintenanceReport:
-    """Delete rows that no transaction can read, and no client asks for; safe beside other work, and to interrupt.
+    """Delete data that no transaction can read and no client asks for.
 
-    It works in short SQL transactions, one process at a time; the next call continues where this one ended.
+    Other work may go on meanwhile, and the call may be interrupted. It works in short SQL transactions, one process at
+    a time; the next call continues where this one ended.
 
-    :param limit: most rows of each subject that are looked at.
-    :param keep_outcomes: seconds for which the outcome of a commit can be asked; an hour or more, as all of these.
-    :param keep_idempotency_keys: seconds for which a unit of work is known to have taken effect.
-    :param keep_reports: seconds for which reports of drains can be read; those of drains that found nothing, a day.
+    :param limit: maximum number of rows to read for each subject.
+    :param keep_outcomes: seconds to keep the outcomes of commits; at least an hour, as for the others.
+    :param keep_idempotency_keys: seconds to keep idempotency keys.
+    :param keep_reports: seconds to keep reports of drains. Reports of drains that found nothing are kept for a day.
     :param patience: for tests.
     """
     patience = patience or Patience()
@@ -130,44 +145,31 @@ def maintain(
         if not (value > 0 and value >= patience.seconds):
             raise InvalidArgument(
                 f"{name}: expected at least {patience.seconds:g} seconds, found {value:g}",
-                hint="a short transaction may run, and ask, for as long",
+                hint="a short transaction may run, and retry, for so long",
             )
     age_ms, gap_ms = int(patience.seconds * 1000), int(patience.between_calls * 1000)
     expired = expire(database)
-    pruned = invalid.prune_invalid(database, limit)
-    went_back = record_low_watermark(database, age_ms=age_ms)
+    pruned = _prune_invalid(database, limit)
+    went_back = _record_low_watermark(database, age_ms=age_ms)
     turn = _Turn(database, limit)
     settled_ms = turn.prepare(age_ms, gap_ms)
-    turn.repeat(conflict_keys.clean_conflict_keys)
-    turn.repeat(versions.clean_versions)
-    turn.repeat(records.forget_subscriptions)
+    turn.repeat(pages.clean_conflict_keys)
+    turn.repeat(pages.clean_versions)
+    turn.repeat(pages_of("removed", queries.readers.delete_removed))
     if settled_ms is not None:
-        turn.repeat(partial(outcomes.forget_outcomes, before_ms=settled_ms - int(keep_outcomes * 1000)))
-        keep_ms = int(keep_idempotency_keys * 1000)
-        turn.repeat(partial(idempotency_keys.forget_idempotency_keys, now_ms=settled_ms, keep_ms=keep_ms))
-        turn.repeat(partial(records.forget_reports, now_ms=settled_ms, keep_ms=int(keep_reports * 1000)))
-        turn.repeat(partial(records.forget_acts, now_ms=settled_ms))
-        turn.repeat(partial(records.forget_attempts, now_ms=settled_ms))
+        turn.forget_records(settled_ms, **ages)
     vacuumed = _vacuum(database, patience, HIDDEN_SECONDS, limit=limit, went_back=went_back)
     turn.tidy()
     with database.read() as work:
         horizon = queries.cleanup.horizon(work)
-    deleted = turn.deleted
     return MaintenanceReport(
         expired=expired,
         pruned=pruned,
         horizon=horizon,
-        versions=deleted["versions"],
-        conflict_keys=deleted["conflict_keys"],
-        outcomes=deleted["outcomes"],
-        idempotency_keys=deleted["idempotency_keys"],
-        drain_reports=deleted["drain_reports"],
-        dead_letter_acts=deleted["dead_letter_acts"],
-        attempts=deleted["attempts"],
-        removed=deleted["removed"],
         segment_files=vacuumed.files,
         more=turn.more or pruned >= limit or vacuumed.more,
         busy=turn.busy,
+        **{name: turn.deleted[name] for name in _COUNTED},
     )
 
 
@@ -181,11 +183,11 @@ def vacuum(
 ) -> Vacuumed:
     """Delete files of bulk entries that are no longer needed, by the ages that an earlier call recorded.
 
-    :param limit: most transactions that are looked at.
-    :param hidden_seconds: how long the inputs of a compaction are kept; 0 keeps none.
+    :param limit: maximum number of transactions to read.
+    :param hidden_seconds: how long to keep the inputs of a compaction; 0 keeps none.
     :param dry_run: only report which files would be deleted; nothing is written.
     """
-    went_back = not dry_run and record_low_watermark(database, age_ms=int(patience.seconds * 1000))
+    went_back = not dry_run and _record_low_watermark(database, age_ms=int(patience.seconds * 1000))
     return _vacuum(database, patience, hidden_seconds, limit=limit, went_back=went_back, dry_run=dry_run)
 
 
@@ -211,6 +213,32 @@ def _vacuum(
     )
 
 
+def _prune_invalid(database: Database, limit: int) -> int:
+    pruned = 0
+    while pruned < limit:
+        done = prune(database, limit=min(MOST_PRUNED, limit - pruned))
+        pruned += done
+        if not done:  # those that are left cannot be pruned now
+            break
+    return pruned
+
+
+def _record_low_watermark(database: Database, *, age_ms: int) -> bool:
+    """Record a low-water mark, unless there is a recent one.
+
+    :returns: whether the clock has gone back since the last mark: the time was wrong then or is wrong now.
+    """
+    with database.read() as work:
+        last, now = queries.cleanup.last_watermark(work), work.now()
+    if last is not None and 0 <= now - last < age_ms / MARKS_PER_AGE:
+        return False
+    with database.connect() as connection:
+        low = database.dialect.steps.take_snapshot(connection).low
+    with database.begin() as work:  # the mark's time may be later than its snapshot, never earlier
+        queries.cleanup.add_watermark(work, low)
+    return last is not None and last > now
+
+
 class _Turn:
     def __init__(self, database: Database, limit: int) -> None:
         self._database = database
@@ -219,14 +247,14 @@ class _Turn:
         self.more = self.busy = False
 
     def prepare(self, age_ms: int, gap_ms: int) -> int | None:
-        """Raise the horizon and return the time from which ages count; None if there is none yet."""
+        """Raise the horizon and return the time from which ages are counted; None if there is none yet."""
         with self._database.begin() as work:
-            queries.cleanup.add_subjects(work, _SUBJECTS)
+            queries.cleanup.add_subjects(work, (KEYS, CELLS, queries.outcomes.SUBJECT))
             settled_ms = queries.cleanup.settled_time(work, gap_ms=gap_ms)
             if not queries.cleanup.take_turn(work):
                 self.busy = True
             elif settled_ms is not None:
-                raise_horizon(work, before_ms=settled_ms - age_ms)
+                queries.cleanup.raise_horizon(work, before_ms=settled_ms - age_ms)
         return settled_ms
 
     def repeat(self, clean_page: CleanPage) -> None:
@@ -243,6 +271,33 @@ class _Turn:
                 return
         self.more = True
 
+    def forget_records(
+        self, now_ms: int, *, keep_outcomes: float, keep_idempotency_keys: float, keep_reports: float
+    ) -> None:
+        """Delete old records. Their ids contain the time, so that old ones are found without another index."""
+
+        def before(seconds: float) -> int:
+            return now_ms - int(seconds * 1000)
+
+        attempts = before(KEEP_ATTEMPTS)
+        statements: dict[str, Callable[..., int]] = {
+            "outcomes": partial(queries.outcomes.delete_outcomes, before_ms=before(keep_outcomes)),
+            "idempotency_keys": partial(
+                queries.cleanup.delete_idempotency_keys,
+                before_ms=before(keep_idempotency_keys),
+                tallies_before_ms=attempts,
+            ),
+            "drain_reports": partial(
+                queries.reports.delete_reports,
+                before_ms=before(keep_reports),
+                idle_before_ms=before(min(keep_reports, DAY)),
+            ),
+            "dead_letter_acts": partial(queries.acts.delete_old, keep=KEPT, before_ms=before(KEEP_ACTS)),
+            "attempts": partial(queries.locks.delete_old_attempts, before_ms=attempts),
+        }
+        for name, delete in statements.items():
+            self.repeat(pages_of(name, delete))
+
     def tidy(self) -> None:
         deleted = {table: self.deleted[subject] for subject, table in _TABLES.items()}
         with contextlib.suppress(Exception):  # the work itself is done
@@ -253,8 +308,8 @@ class _Turn:
             kept = file.shrink_log(connection)
             if kept:
                 log.warning(
-                    "the log beside %s has %d MiB and cannot be cut: a program reads in a SQL transaction that it does"
-                    " not end",
+                    "the log of %s has %d MiB and cannot be truncated: a program keeps a SQL transaction open for"
+                    " reading",
                     self._database.shown_url,
                     kept >> 20,
                 )

@@ -1,12 +1,12 @@
-"""Figures to watch: gauges of the store, counters of this process."""
+"""Metrics: gauges of the store and counters of this process, and their OpenMetrics text."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from export_queue.core.maintenance.openmetrics import Metric, Sample
 from export_queue.core.queue import LOSSES
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Counters
@@ -14,10 +14,30 @@ from export_queue.core.transactions import Counters
 DAY_MS = 24 * 3600 * 1000
 
 
-def read_metrics(database: Database, *, counters: Counters | None = None) -> list[Metric]:
-    """Read the store's gauges, at the cost of counting its queues' entries.
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value."""
 
-    :param counters: those of this process, which are added.
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+    suffix: str = ""
+    """Suffix that the format adds to the metric's name: ``_total``, ``_bucket``, ``_count``, ``_sum``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """All samples of one name."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+    samples: tuple[Sample, ...]
+
+
+def read_metrics(database: Database, *, counters: Counters | None = None) -> list[Metric]:
+    """Read the store's gauges; this counts the entries of all queues.
+
+    :param counters: counters of this process to add.
     """
     with database.read() as work:
         now = work.now()
@@ -37,34 +57,31 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
         return max(0, now - milliseconds) / 1000
 
     metrics = [
-        _gauges("active_transactions", "Transactions in progress.", "kind", active),
+        _gauge("active_transactions", "Transactions in progress.", *_by("kind", active)),
         _gauge(
             "oldest_active_seconds",
             "Age of the oldest transaction in progress.",
-            max((seconds_since(holder.started_ms) for holder in running), default=0),
+            Sample(max((seconds_since(holder.started_ms) for holder in running), default=0)),
         ),
         _gauge(
             "invalid_transactions",
             "Transactions that ended without a commit and await pruning.",
-            len(holders) - len(running),
+            Sample(len(holders) - len(running)),
         ),
-        Metric(
-            "export_queue_horizon_seconds",
-            "gauge",
+        _gauge(
+            "horizon_seconds",
             "Age of the horizon: old versions are kept for so long.",
-            () if horizon == 0 else (Sample(seconds_since(horizon // 1_000_000)),),
+            *([Sample(seconds_since(horizon // 1_000_000))] if horizon else []),
         ),
-        Metric(
-            "export_queue_maintenance_seconds",
-            "gauge",
+        _gauge(
+            "maintenance_seconds",
             "Time since clean-up last ran.",
-            () if marked_ms is None else (Sample(seconds_since(marked_ms)),),
+            *([] if marked_ms is None else [Sample(seconds_since(marked_ms))]),
         ),
-        Metric(
-            "export_queue_horizon_holder_seconds",
-            "gauge",
+        _gauge(
+            "horizon_holder_seconds",
             "Age of the transaction that keeps the horizon from rising.",
-            tuple(
+            *(
                 Sample(
                     seconds_since(holder.started_ms),
                     {"id": str(holder.id), "kind": holder.kind, "client": holder.client or ""},
@@ -72,29 +89,31 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
                 for holder in holders[:1]
             ),
         ),
-        _gauges(
+        _gauge(
             "decided_last_day",
-            "Commits whose outcome was decided in the last 24 hours; refused ones had not arrived when asked for.",
-            "status",
-            {status: decided.get(status, 0) for status in ("committed", "refused")},
+            "Commits decided in the last 24 hours. A refused one had not arrived when its outcome was requested.",
+            *_by("status", {status: decided.get(status, 0) for status in ("committed", "refused")}),
         ),
-        _gauges("queue_entries", "Committed entries that wait.", "queue", {name: n for name, n, _ in entries}),
-        _gauges(
+        _gauge("queue_entries", "Committed entries that are pending.", *_by("queue", {q: n for q, n, _ in entries})),
+        _gauge(
             "queue_oldest_seconds",
-            "Age of the oldest entry that waits.",
-            "queue",
-            {name: 0 if seq is None else seconds_since(seq // 1_000_000) for name, _, seq in entries},
+            "Age of the oldest pending entry.",
+            *_by("queue", {q: 0 if seq is None else seconds_since(seq // 1_000_000) for q, _, seq in entries}),
         ),
-        _gauges("dead_letters", "Entries that were set aside.", "queue", dead),
-        _gauges("locks", "Locks whose lease runs.", "queue", locks),
-        _gauges("first_load_missing", "Whether a subscription lacks what was committed before it.", "queue", missing),
-        _gauges("sink_losses", "Losses that were accepted and that nothing has made good.", "queue", lost),
+        _gauge("dead_letters", "Entries that were set aside.", *_by("queue", dead)),
+        _gauge("locks", "Locks whose lease has not ended.", *_by("queue", locks)),
+        _gauge(
+            "first_load_missing",
+            "Whether a subscription lacks what was committed before it.",
+            *_by("queue", missing),
+        ),
+        _gauge("sink_losses", "Losses that were accepted and not made good.", *_by("queue", lost)),
     ]
     return metrics if counters is None else metrics + count_metrics(counters)
 
 
 def count_metrics(counters: Counters) -> list[Metric]:
-    """Turn this process's counters into metrics."""
+    """Convert the counters of this process to metrics."""
     counts = counters.read()
     seconds = []
     for kind, histogram in sorted(counts.seconds.items()):
@@ -106,19 +125,18 @@ def count_metrics(counters: Counters) -> list[Metric]:
     return [
         _counter("commits", "Transactions that committed.", ("kind",), counts.commits),
         _counter("refusals", "Commits that were refused.", ("kind", "error"), counts.refusals),
-        _counter("aborts", "Transactions that were given up.", ("kind",), counts.aborts),
+        _counter("aborts", "Transactions that were aborted.", ("kind",), counts.aborts),
         _counter("time_outs", "Transactions that ran past their deadline.", ("kind",), counts.time_outs),
         Metric("export_queue_commit_seconds", "histogram", "Time that commits took.", tuple(seconds)),
     ]
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return Metric(f"export_queue_{name}", "gauge", text, (Sample(value),))
-
-
-def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    samples = tuple(Sample(value, {label: key}) for key, value in values.items())
+def _gauge(name: str, text: str, *samples: Sample) -> Metric:
     return Metric(f"export_queue_{name}", "gauge", text, samples)
+
+
+def _by(label: str, values: Mapping[str, float]) -> list[Sample]:
+    return [Sample(value, {label: key}) for key, value in values.items()]
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...], counts: Mapping[Any, int]) -> Metric:
@@ -126,3 +144,22 @@ def _counter(name: str, text: str, labels: tuple[str, ...], counts: Mapping[Any,
         Sample(number, dict(zip(labels, key, strict=True)), "_total") for key, number in sorted(counts.items())
     )
     return Metric(f"export_queue_{name}", "counter", text, samples)
+
+
+def render(metrics: Iterable[Metric]) -> str:
+    """Write metrics as OpenMetrics 1.0 text."""
+    lines = []
+    for metric in metrics:
+        lines += [f"# TYPE {metric.name} {metric.kind}", f"# HELP {metric.name} {_escape(metric.help)}"]
+        lines += [_line(metric.name, sample) for sample in metric.samples]
+    return "\n".join([*lines, "# EOF"]) + "\n"
+
+
+def _line(name: str, sample: Sample) -> str:
+    labels = ",".join(f'{label}="{_escape(value)}"' for label, value in sample.labels.items())
+    number = int(sample.value) if float(sample.value).is_integer() else sample.value
+    return f"{name}{sample.suffix}{'{' + labels + '}' if labels else ''} {number}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -1,4 +1,4 @@
-"""Tombstones in sinks: up to where they may be swept, and the sweep."""
+"""Tombstones in sinks: the sequence up to which they may be removed, and their removal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from export_queue.core.store import Database, queries
 
 @dataclass(frozen=True, slots=True)
 class SafeFloor:
-    """A sequence at or below which a store sends nothing any more."""
+    """A sequence at or below which a store sends nothing more."""
 
     floor: int
     held_by: str | None
-    """Why it is not higher: ``in progress``, ``queued`` or ``a dead letter``; None for no reason."""
+    """Why it is not higher: ``in progress``, ``queued`` or ``a dead letter``; None if nothing holds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class SinkSweep:
 
     sink: str
     floor: int
-    """At or below it every delivery is stale from now on, unless the sink was swept further before."""
+    """Deliveries at or below it are stale from now on. An earlier sweep may have reached further."""
     held_by: str | None
     removed: int
     """Tombstones."""
@@ -38,18 +38,18 @@ class SinkSweep:
         return {**asdict(self), "floor": str(self.floor)}
 
     def line(self) -> str:
-        """Say it in one line."""
+        """Summarise the sweep in one line."""
         held = f", held by what is {self.held_by}" if self.held_by else ""
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.floor / 1e9))
         return f"{self.sink}: {self.removed} tombstones removed up to {moment} UTC{held}; {self.seconds:.1f} s"
 
 
 def safe_floor(database: Database) -> SafeFloor:
-    """Find how far the sinks of a store may forget tombstones.
+    """Find the sequence up to which the sinks of a store may remove tombstones.
 
     The floor lies below every id in progress or invalid, every queued entry (staged ones too) and every dead letter of
-    all queues of the store: no entry that is still to be sent lies at or below it. It is the highest such number:
-    acknowledged entries lie at or below it, and are stale if an abandoned drain sends them once more.
+    all queues of the store, so every entry still to be sent lies above it. It is the highest such number. Acknowledged
+    entries lie at or below it, and are stale if an abandoned drain sends them again.
 
     Ids in progress are read *first*. A transaction that commits between the two reads is then found twice, in progress
     and by its entries; in the other order it would be missed, and its entries would be stale in the sink.
@@ -66,21 +66,21 @@ def safe_floor(database: Database) -> SafeFloor:
     lowest, held_by = min(
         ((seq, name) for name, seq in bounds.items() if seq is not None), default=(view.read_pointer + 1, None)
     )
-    if lowest > view.read_pointer:  # an entry that came later holds nothing back
+    if lowest > view.read_pointer:  # an entry added later holds nothing back
         lowest, held_by = view.read_pointer + 1, None
     return SafeFloor(max(0, lowest - 1), held_by)
 
 
 def sweep_sink(database: Database, store_id: str, sink: SinkSpec | Sink, *, sink_name: str | None = None) -> SinkSweep:
-    """Let a sink forget the tombstones that nothing can meet any more; safe beside drains, and to interrupt.
+    """Remove tombstones that a sink no longer needs. Drains may run meanwhile, and the call may be interrupted.
 
     :param store_id: identity of the store, which must be the only one that feeds the sink.
-    :param sink: a description of the sink, or an open one, which stays open.
-    :param sink_name: for the report; by default the name in the description, or the class of an open sink.
-    :raises InvalidArgument: no sink can have the name.
-    :raises SinkConfigurationError: the sink has no method ``sweep``, or none of its parts has.
+    :param sink: a description of the sink, or an open sink, which stays open.
+    :param sink_name: name for the report; by default the name in the description, or the class of an open sink.
+    :raises InvalidArgument: the name is not valid.
+    :raises SinkConfigurationError: neither the sink nor one of its parts has the method ``sweep``.
     :raises SinkBelongsToAnother: another store feeds the sink, too.
-    :raises SinkError: the sink does not answer, or refuses; sweeping again goes on.
+    :raises SinkError: the sink does not answer, or refuses; another sweep continues.
     """
     if sink_name is None:
         sink_name = sink.name if isinstance(sink, SinkSpec) else type(sink).__name__
@@ -90,7 +90,7 @@ def sweep_sink(database: Database, store_id: str, sink: SinkSpec | Sink, *, sink
         if not isinstance(opened, SweepableSink):
             raise SinkConfigurationError(
                 f"sink {sink_name} has no method sweep: it keeps its tombstones",
-                hint="a sink of your own may have one: see export_queue.SweepableSink",
+                hint="your own sink may implement it: see export_queue.SweepableSink",
             )
         safe = safe_floor(database)
         removed: int = call_sink(opened, "sweep", store_id=store_id, floor=safe.floor)

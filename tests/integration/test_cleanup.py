@@ -27,7 +27,8 @@ from export_queue import (
     TransactionContext,
     drain,
 )
-from export_queue.core.maintenance import MaintenanceReport, Patience, conflict_keys, maintain
+from export_queue.core.maintenance import MaintenanceReport, Patience, maintain
+from export_queue.core.maintenance import pages as clean_pages
 from export_queue.core.maintenance.pages import Page
 from export_queue.core.store import Span, schema
 from export_queue.core.store.queries import cleanup
@@ -279,7 +280,7 @@ def test_an_invalid_version_hides_nothing_and_is_hidden_before_and_after_pruning
         assert (read(store, "a"), read(store, "deleted"), read(store, "new")) == (b"1", b"1", None)
 
     with monkeypatch.context() as patch:
-        patch.setattr("export_queue.core.maintenance.invalid.prune", lambda database, *, limit: 0)
+        patch.setattr("export_queue.core.maintenance.cleanup.prune", lambda database, *, limit: 0)
         nothing_shows()
         assert len(rows(store, schema.invalid)) == 1
         assert horizon(store) <= late.id
@@ -323,7 +324,7 @@ def test_cells_expire_and_those_that_still_live_stay(sqlite_url: str) -> None:
 def test_work_is_bounded_and_the_next_call_goes_on(
     store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("export_queue.core.maintenance.conflict_keys.MOST_KEYS", 4)
+    monkeypatch.setattr("export_queue.core.maintenance.pages.MOST_KEYS", 4)
     store.configure_table("free", conflict="none")
     for value in (b"1", b"2", b"3"):
         with store.transaction() as tx:
@@ -362,7 +363,7 @@ def test_a_cell_with_many_versions_is_cleaned_in_pages(
 
 
 def test_a_pass_ends_though_its_keys_must_stay(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export_queue.core.maintenance.conflict_keys.MOST_KEYS", 4)
+    monkeypatch.setattr("export_queue.core.maintenance.pages.MOST_KEYS", 4)
     write(store, "a", b"1")
     with store.transaction(long=True) as holder:
         _ = holder.id
@@ -491,8 +492,8 @@ def test_clean_up_that_is_killed_leaves_the_state_before_or_after_a_page(
     expected = state(store)
 
     def work() -> None:
-        conflict_keys.MOST_KEYS = 5
-        real, done = conflict_keys.clean_conflict_keys, 0
+        clean_pages.MOST_KEYS = 5
+        real, done = clean_pages.clean_conflict_keys, 0
 
         def dying(sql: Any, limit: int) -> Page:
             nonlocal done
@@ -504,7 +505,7 @@ def test_clean_up_that_is_killed_leaves_the_state_before_or_after_a_page(
             done += 1
             return page
 
-        conflict_keys.clean_conflict_keys = dying
+        clean_pages.clean_conflict_keys = dying
         with Store.open(store_url) as mine:
             maintain(mine.database, patience=AT_ONCE)
 

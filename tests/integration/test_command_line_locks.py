@@ -106,9 +106,9 @@ def test_a_holder_that_is_gone_is_explained(store: Store, store_url: str, queue:
         "killed": "expired",
         "stopped": "revoked",
     }
-    assert "its lease ended 5 min ago: it died, or cannot reach the store" in rows["killed"]["explanation"]
+    assert "its lease ended 5 min ago: the holder died or cannot reach the store" in rows["killed"]["explanation"]
     assert "start the task again" in rows["killed"]["explanation"]
-    assert "changes nothing any more" in rows["stopped"]["explanation"]
+    assert "can change nothing any more" in rows["stopped"]["explanation"]
 
 
 def test_a_request_says_whom_it_waits_for(store: Store, store_url: str, queue: Queue) -> None:

@@ -90,7 +90,7 @@ def test_a_sweep_goes_on_past_a_transaction_that_it_cannot_end(
 def test_a_run_of_clean_up_prunes_all_but_the_transaction_that_it_cannot_end(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("export_queue.core.maintenance.invalid.MOST_PRUNED", 2)
+    monkeypatch.setattr("export_queue.core.maintenance.cleanup.MOST_PRUNED", 2)
     values = [begin(store, row, timeout=0.05) for row in "abcde"]
     wait_past(store, values[-1]["deadline_ms"])
     fail_at(store, schema.staged_cell, "id", int(values[0]["id"]))

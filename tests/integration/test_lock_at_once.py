@@ -14,9 +14,8 @@ from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue import Owner, Range, Store
 from export_queue.core.locks import ROWS, Area, Lease, Lock, release, revoke
-from export_queue.core.locks.lockbox import grant, open_board, owner_request
-from export_queue.core.locks.records import areas_text, text_of
-from export_queue.core.locks.rules import Granted, Request, decide
+from export_queue.core.locks.lockbox import areas_text, grant, open_board, owner_request, text_of
+from export_queue.core.locks.rules import Board, Granted, Request
 from export_queue.core.locks.waiting import Asking
 from export_queue.core.queue import Queue
 from export_queue.core.store import schema
@@ -78,7 +77,7 @@ def test_what_is_granted_at_once_is_granted_by_the_rules(
     asking = Asking(store.database, queue, wanted, owner=owner, mode=mode, priority=asker.priority, lease_seconds=60)
     request = replace(asker, areas=tuple(wanted))
     found = asking.at_once()
-    decided = decide(request, on_record, waiting, now=now, revokes=False)
+    decided = Board(on_record, waiting, now=now).decide(request, revokes=False)
     low, high = min(area.first for area in wanted), max(area.end for area in wanted)
     near = [lock for lock in on_record if lock.area.first < high and low < lock.area.end]
     if found is not None:

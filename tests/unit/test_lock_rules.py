@@ -9,19 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export_queue.core.locks.intervals import Intervals
 from export_queue.core.locks.rules import (
     KEPT_MS,
     ROWS,
     Area,
     Board,
     Granted,
+    Intervals,
     Lock,
     Request,
     Waits,
     choose,
     collide,
-    decide,
     member,
 )
 
@@ -43,6 +42,12 @@ COMMON = {
     frozenset({"segment", "both"}),
 }
 """Kinds of segment locks that have a member in common; one name alone stands for twice the same."""
+
+
+def decide(
+    request: Request, locks: list[Lock], waiting: list[Request], *, now: int, revokes: bool = True
+) -> Granted | Waits:
+    return Board(locks, waiting, now=now).decide(request, revokes=revokes)
 
 
 @pytest.mark.parametrize("place", PLACES)

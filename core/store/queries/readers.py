@@ -105,7 +105,7 @@ def remove(work: Work, number: int, queue_id: str) -> None:
     work.connection.execute(removed_queue.insert().values(number=number))
 
 
-def delete_removed(work: Work, limit: int) -> int:
+def delete_removed(work: Work, *, limit: int) -> int:
     """Delete up to ``limit`` rows of removed subscriptions and return their number."""
     deleted = 0
     for number in list(work.connection.scalars(sa.select(removed_queue.c.number).order_by(removed_queue.c.number))):
