@@ -38,13 +38,13 @@ ERRORS = ErrorTable(
     "other databases",
     [
         ErrorRow(
-            "IntegrityError", Fate.AGAIN, "another writer was first with a row, or a constraint: then a rejection"
+            "IntegrityError", Fate.AGAIN, "another writer inserted the row first, or a constraint: then a rejection"
         ),
         ErrorRow("DataError", Fate.REJECTED, "data that the column does not take"),
-        ErrorRow("OperationalError", Fate.AGAIN, "drivers do not tell a deadlock from a server that is away"),
+        ErrorRow("OperationalError", Fate.AGAIN, "drivers do not distinguish a deadlock from an unavailable server"),
         ErrorRow("InterfaceError", Fate.LATER, "the connection broke"),
-        ErrorRow("InternalError", Fate.LATER, "the server is not well; see its log"),
-        ErrorRow("*", Fate.REFUSED, "rights, a missing table: the database's own words say what"),
+        ErrorRow("InternalError", Fate.LATER, "an error inside the server; see its log"),
+        ErrorRow("*", Fate.REFUSED, "rights, a missing table: the database's message says which"),
     ],
 )
 Row = tuple[Any, ...]

@@ -34,11 +34,11 @@ ERRORS = ErrorTable(
     "MySQL",
     [
         ErrorRow("1020, 1213, 1412", Fate.AGAIN, "deadlock, or a record or a table that changed since it was read"),
-        ErrorRow("no answer", Fate.LATER, "the server is not there, or the connection broke"),
+        ErrorRow("no answer", Fate.LATER, "the server does not answer, or the connection broke"),
         ErrorRow(
             "1047, 1053, 1129, 1158, 1159, 1160, 1161, 1927, 3169, 4031",
             Fate.LATER,
-            "the server stops, has ended an idle session, or packets were lost",
+            "the server is stopping, has ended an idle session, or packets were lost",
         ),
         ErrorRow(
             "3, 20, 1021, 1026, 1030, 1114, 1180",
@@ -59,7 +59,7 @@ ERRORS = ErrorTable(
             "1036, 1290, 1792, 1836, 3989",
             Fate.LATER,
             "the server, its storage engine or the schema is read-only: a replica (connect to the primary), or set by "
-            "a person (read_only, super_read_only, innodb_read_only); entries wait in the queue",
+            "an administrator (read_only, super_read_only, innodb_read_only); entries wait in the queue",
         ),
         ErrorRow("3100, 3101", Fate.LATER, "a member of the group did not agree; try again"),
         ErrorRow(
@@ -69,9 +69,9 @@ ERRORS = ErrorTable(
         ErrorRow(
             "1526, 1643, 1644, 1748", Fate.REJECTED, "no partition takes the row, or a trigger refuses it (SIGNAL)"
         ),
-        ErrorRow("3140, 3141, 3156, 4038", Fate.REJECTED, "no JSON"),
+        ErrorRow("3140, 3141, 3156, 4038", Fate.REJECTED, "not JSON"),
         ErrorRow("1118, 1153", Fate.REJECTED, "a row that is too large"),
-        ErrorRow("*", Fate.REFUSED, "password, rights, a missing table: the server's own words say what"),
+        ErrorRow("*", Fate.REFUSED, "password, rights, a missing table: the server's message says which"),
     ],
 )
 SQL_MODE = "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"

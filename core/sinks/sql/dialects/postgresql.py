@@ -47,7 +47,9 @@ ERRORS = ErrorTable(
         ErrorRow("40001", Fate.AGAIN, "serialization failure"),
         ErrorRow("40P01", Fate.AGAIN, "deadlock with another writer of the table"),
         ErrorRow("40*", Fate.LATER, "the transaction was rolled back; try again"),
-        ErrorRow("no answer", Fate.LATER, "the server is not there or admits nobody, or the connection broke"),
+        ErrorRow(
+            "no answer", Fate.LATER, "the server does not answer or accepts no connections, or the connection broke"
+        ),
         ErrorRow("08*", Fate.LATER, "the connection broke"),
         ErrorRow(
             "25006",
@@ -55,19 +57,19 @@ ERRORS = ErrorTable(
             "the server is a standby (connect to the primary), or the database or user was set read-only "
             "(default_transaction_read_only); entries wait in the queue",
         ),
-        ErrorRow("25P03, 25P04", Fate.LATER, "this process stood still for longer than the sink's timeout"),
+        ErrorRow("25P03, 25P04", Fate.LATER, "this process was stopped for longer than the sink's timeout"),
         ErrorRow("53100", Fate.LATER, "the server's disk is full: make room; entries wait in the queue"),
         ErrorRow("53*", Fate.LATER, "the server lacks memory or connections"),
         ErrorRow("55P03", Fate.LATER, "another session holds a lock on the table for longer than the sink's timeout"),
-        ErrorRow("57*", Fate.LATER, "the server stops, or the statement took longer than the sink's timeout"),
-        ErrorRow("58*", Fate.LATER, "an error of the server's system; see its log"),
+        ErrorRow("57*", Fate.LATER, "the server is stopping, or the statement took longer than the sink's timeout"),
+        ErrorRow("58*", Fate.LATER, "a system error of the server; see its log"),
         ErrorRow("XX*", Fate.LATER, "an internal error of the server; see its log"),
         ErrorRow("22*", Fate.REJECTED, "data that the column's type does not take"),
         ErrorRow("23*", Fate.REJECTED, "a constraint of the table"),
         ErrorRow("54*", Fate.REJECTED, "more than the server can hold in a row or an index"),
         ErrorRow("P0*", Fate.REJECTED, "a trigger of the table refuses the row"),
-        ErrorRow("not data", Fate.REJECTED, "what the driver cannot send"),
-        ErrorRow("*", Fate.REFUSED, "rights, a missing table or column: the server's own words say what"),
+        ErrorRow("not data", Fate.REJECTED, "data that the driver cannot send"),
+        ErrorRow("*", Fate.REFUSED, "rights, a missing table or column: the server's message says which"),
     ],
 )
 

@@ -20,10 +20,10 @@ from export_queue.core.sinks.sql.values import as_native
 ERRORS = ErrorTable(
     "SQLite",
     [
-        ErrorRow("SQLITE_BUSY*", Fate.LATER, "another writer keeps the file for longer than the sink's timeout"),
+        ErrorRow("SQLITE_BUSY*", Fate.LATER, "another writer holds the file for longer than the sink's timeout"),
         ErrorRow("SQLITE_LOCKED*", Fate.LATER, "the table is locked; try again"),
-        ErrorRow("SQLITE_IOERR*", Fate.LATER, "the disk does not answer as it should"),
-        ErrorRow("SQLITE_CANTOPEN*", Fate.LATER, "the file cannot be opened: see folder and rights"),
+        ErrorRow("SQLITE_IOERR*", Fate.LATER, "a disk error"),
+        ErrorRow("SQLITE_CANTOPEN*", Fate.LATER, "the file cannot be opened: check the folder and the rights"),
         ErrorRow("SQLITE_PROTOCOL", Fate.LATER, "a race for the file's locks; try again"),
         ErrorRow("SQLITE_NOMEM", Fate.LATER, "this process lacks memory"),
         ErrorRow("SQLITE_FULL", Fate.LATER, "the disk is full: make room; entries wait in the queue"),
@@ -37,7 +37,7 @@ ERRORS = ErrorTable(
         ErrorRow("SQLITE_MISMATCH", Fate.REJECTED, "data that the column does not take"),
         ErrorRow("SQLITE_TOOBIG", Fate.REJECTED, "longer than SQLite can hold"),
         ErrorRow("SQLITE_RANGE", Fate.REJECTED, "data that the column does not take"),
-        ErrorRow("*", Fate.REFUSED, "a missing table, a file that is no database: SQLite's own words say what"),
+        ErrorRow("*", Fate.REFUSED, "a missing table, a file that is no database: SQLite's message says which"),
     ],
 )
 
