@@ -1,11 +1,12 @@
 """Sinks: the systems that serve copies of the committed data.
 
-This is the room's one door. The sinks for Redis, Elasticsearch and SQL load their clients when they are
-first asked for, so that describing a sink needs none of them.
+The sinks for Redis, Elasticsearch and SQL are imported at their first use, so that a sink can be described without
+their clients.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from export_queue.core.sinks.batch import Round, apply_batch, isolate, next_round, refuse_seqs
@@ -96,17 +97,10 @@ __all__ = [
 ]
 
 
+_LAZY = {"ElasticsearchSink": "elasticsearch", "RedisSink": "redis", "SqlSink": "sql"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "ElasticsearchSink":
-        from export_queue.core.sinks.elasticsearch import ElasticsearchSink
-
-        return ElasticsearchSink
-    if name == "RedisSink":
-        from export_queue.core.sinks.redis import RedisSink
-
-        return RedisSink
-    if name == "SqlSink":
-        from export_queue.core.sinks.sql import SqlSink
-
-        return SqlSink
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -1,6 +1,6 @@
-"""One batch at a sink: operations that are refused before they are sent, superseded, or written (pure).
+"""One batch at a sink: operations are refused before they are sent, superseded, or written (pure).
 
-Shared by the drain and all sinks. A sink only has to write operations on distinct records.
+The drain and all sinks share this code. A sink only has to write operations on distinct records.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from export_queue.core.sinks.operations import MAX_SEQ, Operations, collapse, tt
 from export_queue.core.sinks.protocol import ApplyResult, Rejection
 
 Reasons = dict[int, str]
-"""Why operations can never be taken, by their position."""
+"""Reasons why operations can never be written, by position."""
 
 Refusal = TypeVar("Refusal")
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Operations on distinct records, and those of the same batch that gave way to them."""
+    """Operations on distinct records, and the operations of the same batch that they supersede."""
 
     batch: Operations
     operations: Operations
     """The operations to send."""
     positions: Sequence[int]
-    """Position in the batch of each operation that is sent."""
+    """Position of each of them in the batch."""
     superseded: Sequence[int]
-    """Positions in the batch of the operations that gave way."""
+    """Positions in the batch of the superseded operations."""
 
     def freed_by(self, rejected: Iterable[int]) -> list[int]:
-        """Return the operations that gave way to rejected ones: their records are vacant, so they are tried next (I6).
+        """Return the operations that rejected ones had superseded, to be tried next (I6).
 
         :param rejected: positions in the batch.
         """
@@ -45,11 +45,11 @@ class Round:
 
 
 def next_round(batch: Operations, pending: Sequence[int]) -> Round:
-    """Choose, of each record, the operation that is sent next.
+    """Choose the operation of each record that is sent next.
 
-    :param batch: operations of which several may concern one record.
-    :param pending: positions of the operations that have neither been sent nor rejected, in rising order.
-    :raises AmbiguousRecord: two entries put different documents into one record at one sequence; its ``positions`` are
+    :param batch: operations, possibly several for one record.
+    :param pending: positions of the operations that are neither sent nor rejected, ascending.
+    :raises AmbiguousRecord: two entries put different documents into one record at one sequence. Its ``positions`` are
         those in the batch.
     """
     offered = batch if len(pending) == len(batch) else batch.take(pending)
@@ -70,13 +70,12 @@ def isolate(
     *,
     weigh: Callable[[int], int] | None = None,
 ) -> Iterator[tuple[int, Refusal]]:
-    """Try operations together; where all are refused together, halve them until the culprits stand alone.
+    """Try operations together. If they are refused, halve them until each refused operation is alone.
 
-    :param count: how many operations there are.
-    :param attempt: tries the operations at some positions; returns why they were refused together, None if they were
-        not.
-    :param weigh: weight of an operation, by its position; both halves weigh about the same. By default all weigh 1.
-    :returns: position and refusal of each culprit, in rising order, each as soon as it is found.
+    :param count: number of operations.
+    :param attempt: tries the operations at some positions; returns why they were refused as a whole, or None.
+    :param weigh: returns the weight of an operation; both halves get about the same weight. By default all weigh 1.
+    :returns: position and refusal of each refused operation, ascending, each as soon as it is found.
     """
     parts = [range(count)] if count else []
     while parts:
@@ -97,16 +96,14 @@ def isolate(
 def apply_batch(
     operations: Operations, *, reasons: Reasons, write: Callable[[Operations], ApplyResult], ttl: bool = False
 ) -> ApplyResult:
-    """Apply operations of which several may concern one record.
+    """Apply a batch that may contain several operations on one record.
 
-    An operation that gives way to another one of the batch counts as stale. Where the sink rejects a winner, the
-    operations that gave way to it are tried next.
+    Superseded operations count as stale. If the sink rejects an operation, those that it superseded are tried next.
 
-    :param operations: the batch, its collections already replaced by the sink's own targets.
-    :param reasons: operations that are refused before anything is sent.
+    :param operations: the batch, with the sink's own targets as collections.
+    :param reasons: reasons why operations are rejected without being sent.
     :param write: writes operations on distinct records.
-    :param ttl: whether ``write`` heeds times to live; if not, puts that have one are rejected.
-    :returns: counts and rejections that add up to the batch.
+    :param ttl: whether ``write`` supports times to live; if not, puts that have one are rejected.
     :raises AmbiguousRecord: two entries put different documents into one record at one sequence.
     """
     if not len(operations):
@@ -134,18 +131,18 @@ def apply_batch(
 
 
 def retarget(operations: Operations, targets: Mapping[str, str]) -> Operations:
-    """Name the sink's own target (a table, a key) in place of each collection.
+    """Replace each collection by the sink's own target, such as a table or a template of keys.
 
-    Two collections may share a target, and a record is one of the *target*.
+    Two collections may share a target. Records are identified by target and id.
     """
     names = operations.collections
-    if names and names.count(names[0]) == len(names):  # as a rule; no need to look at each
+    if names and names.count(names[0]) == len(names):  # the usual case
         return replace(operations, collections=[targets.get(names[0], "")] * len(names))
     return replace(operations, collections=[targets.get(name, "") for name in names])
 
 
 def refuse_seqs(operations: Operations, reasons: Reasons) -> None:
-    """Refuse sequences whose rank would not fit a signed 64-bit integer."""
+    """Refuse sequences whose rank is no signed 64-bit integer."""
     if not len(operations) or (min(operations.seqs) >= 0 and max(operations.seqs) <= MAX_SEQ):
         return
     for i, seq in enumerate(operations.seqs):
@@ -166,7 +163,6 @@ def _refuse_ttls(operations: Operations, reasons: Reasons, *, taken: bool) -> No
 
 
 def refuse_lengths(operations: Operations, reasons: Reasons, *, id_bytes: int, document_bytes: int) -> None:
-    """Refuse ids and documents that are too long for the sink."""
     if max(map(len, operations.ids), default=0) > id_bytes:
         for i, record in enumerate(operations.ids):
             if len(record) > id_bytes:
@@ -180,11 +176,11 @@ def refuse_lengths(operations: Operations, reasons: Reasons, *, id_bytes: int, d
 def refuse_collections(
     operations: Operations, reasons: Reasons, refusals: Mapping[str, str], *, queue_id: str | None = None
 ) -> None:
-    """Refuse collections that cannot be a target.
+    """Refuse operations whose collection cannot be a target.
 
-    :param refusals: why, by collection.
-    :param queue_id: the queue whose drain is at work.
-    :raises SinkConfigurationError: the collection that has the queue's name cannot be one: all entries would be dead.
+    :param refusals: the reason for each refused collection.
+    :param queue_id: the queue that is drained.
+    :raises SinkConfigurationError: the queue's default collection is refused: all entries would be dead letters.
     """
     if refusals:
         if queue_id is not None and (own := first_collection(queue_id)) in refusals:

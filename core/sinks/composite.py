@@ -1,4 +1,4 @@
-"""Several sinks as one: an operation is acknowledged once all of them have acknowledged it."""
+"""Several sinks as one. An operation is acknowledged when all of them have acknowledged it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ log = logging.getLogger("export_queue.sweep")
 
 
 class CompositeSink:
-    """Hands each batch to all its parts, one after the other.
+    """Passes each batch to all its parts, one after the other.
 
-    A part that fails ends the batch: it is not acknowledged, its entries stay queued, and at the next try the parts
-    before find what they have stale. What one part rejects is rejected, and the parts behind it do not get it; those
-    before it have it, until the dead letter is retried or a newer entry comes. So the strictest part stands first.
+    If a part fails, the batch is not acknowledged and its entries stay queued. At the next attempt, the parts before it
+    report what they have as stale. An operation that one part rejects is rejected, and later parts do not receive it.
+    Earlier parts have it until the dead letter is retried or a newer entry arrives. So put the strictest part first.
 
-    :param parts: name and sink of each part; the composite closes them.
-    :raises SinkConfigurationError: there are no parts, or two have one name.
+    :param parts: name and sink of each part. The composite closes them.
+    :raises SinkConfigurationError: there are no parts, or two have the same name.
     """
 
     def __init__(self, parts: Sequence[tuple[str, Sink]]) -> None:
@@ -48,34 +48,30 @@ class CompositeSink:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The smallest of all parts."""
         found = [sink.capabilities for _, sink in self._parts]
-        # the least number, and True only where all say so
+        # the smallest number, and True only if it is True for all
         least: dict[str, Any] = {f.name: min(getattr(one, f.name) for one in found) for f in fields(Capabilities)}
         return Capabilities(**least)
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
-        """Ask all parts; see :class:`~export_queue.core.sinks.Sink`."""
         for _, sink in self._parts:
             named = {"queue_id": queue_id, "store_id": store_id, "fence": fence, "shown": shown, "readmit": readmit}
             call_sink(sink, "admit", **named)
 
     def binding(self) -> Mapping[str, Any]:
-        """Those of all parts, by name; see :class:`~export_queue.core.sinks.BoundSink`."""
         parts = {name: sink.binding() if isinstance(sink, BoundSink) else {} for name, sink in self._parts}
         return {"kind": "composite", "parts": parts}
 
     def continue_drain(self, queue_id: str) -> None:
-        """Tell all parts; see :class:`~export_queue.core.sinks.ContinuingSink`."""
         for _, sink in self._parts:
             if isinstance(sink, ContinuingSink):
                 call_sink(sink, "continue_drain", queue_id)
 
     def apply(self, operations: Operations) -> ApplyResult:
-        """Apply a batch to all parts; see :class:`~export_queue.core.sinks.Sink`.
+        """Apply a batch to all parts.
 
-        :returns: as written count those that the part with the most of them wrote: after a try that some part did not
-            survive the others have written theirs already.
+        :returns: ``written`` is the highest number of all parts: after a failed attempt, some parts have the batch
+            already.
         """
         rejected: dict[int, str] = {}
         written = 0
@@ -99,10 +95,10 @@ class CompositeSink:
         )
 
     def sweep(self, *, store_id: str, floor: int) -> int:
-        """Sweep the parts that can be; see :class:`~export_queue.core.sinks.SweepableSink`.
+        """Sweep the parts that can be swept.
 
-        :returns: as many as went from the part that had most of them.
-        :raises SinkConfigurationError: none of them can.
+        :returns: the highest number of tombstones that one part removed.
+        :raises SinkConfigurationError: no part can be swept.
         """
         sweepable = [(name, sink) for name, sink in self._parts if isinstance(sink, SweepableSink)]
         if not sweepable:
@@ -112,7 +108,6 @@ class CompositeSink:
         return max(sink.sweep(store_id=store_id, floor=floor) for _, sink in sweepable)
 
     def close(self) -> None:
-        """Close all parts, also if one of them fails."""
         with contextlib.ExitStack() as closing:
             for _, sink in self._parts:
                 closing.callback(sink.close)

@@ -1,4 +1,4 @@
-"""The control records: which store feeds a sink, how far that store had come, how far the sink was swept (pure)."""
+"""Control records: which store feeds a sink, the last fence of that store, and the floor of sweeps (pure)."""
 
 from __future__ import annotations
 
@@ -10,38 +10,34 @@ from export_queue.core.sinks.operations import MAX_SEQ
 
 @dataclass(frozen=True, slots=True)
 class ControlRecord:
-    """What a sink remembers about one queue that drains into it."""
+    """What a sink stores about one queue that drains into it."""
 
     store_id: str
     fence: int
-    """The highest number of the store's id source that a drain has shown."""
+    """The highest fence of a drain, from the store's id source."""
 
 
 @dataclass(frozen=True, slots=True)
 class FloorRecord:
-    """What a sink remembers of all its queues together, since ranks are found by the record alone."""
+    """What a sink stores about all its queues together, because ranks do not belong to a queue."""
 
     stores: frozenset[str] = frozenset()
-    """All stores that were ever admitted; one at most where the sink was swept."""
+    """All stores that were ever admitted; at most one if the sink was swept."""
     floor: int = 0
-    """Sequences at or below it are stale, whatever the record's own rank; it is raised before tombstones go.
-    0: never swept."""
+    """Sequences at or below it are stale, whatever the record's own rank. 0: never swept."""
 
 
 def check_owner(
     found: ControlRecord | None, *, queue_id: str, store_id: str, fence: int, sink: str, shown: int = 0
 ) -> ControlRecord:
-    """Decide whether a store may feed a sink, and what the sink is to remember of it.
+    """Decide whether a store may feed a sink, and return the record that the sink must keep.
 
-    :param found: what the sink remembers about the queue; None at the first drain.
-    :param queue_id: the queue that is drained.
-    :param store_id: identity of the store that asks.
-    :param fence: a number from that store's id source.
+    :param found: the queue's present record; None at the first drain.
+    :param fence: a number from the store's id source.
     :param sink: the sink's name, for the message.
-    :param shown: the highest fence that the sink is known to have kept; 0 where there was none.
-    :returns: the record to keep; ``found`` itself where nothing changes.
-    :raises SinkBelongsToAnother: the sink was fed by another store, or by a later state of this one.
-    :raises SinkLostData: the sink remembers nothing of the queue though it did, or an older state of it.
+    :param shown: the highest fence that the sink is known to have kept; 0 if there was none.
+    :raises SinkBelongsToAnother: another store, or a later state of this one, has fed the sink.
+    :raises SinkLostData: the queue's record is missing, or older than the sink once had.
     """
     if not store_id:
         raise InvalidArgument("a store's id is not empty")
@@ -69,18 +65,16 @@ def check_owner(
             f"sink {sink} is in an older state than it was, as after a restore: queue {queue_id!r} was drained into it"
             f" with fence {shown}, found {found.fence}"
         )
-    if found.fence == fence:
-        return found
     return ControlRecord(store_id, fence)
 
 
 def check_loss(lost_at: int, since: int | None, *, what: str, queue_id: str, sink: str) -> None:
-    """Decide whether a queue may write to something that was lost, and readmitted for another queue.
+    """Check that a queue did not lose records in a table or index that was lost and readmitted for another queue.
 
-    :param lost_at: the fence of that readmission; 0 where nothing was lost.
-    :param since: the fence at which the queue itself began, or was readmitted last; None where it begins now.
+    :param lost_at: the fence of that readmission; 0 if nothing was lost.
+    :param since: the fence of the queue's own first drain or last readmission; None if this is the first drain.
     :param what: the table or index.
-    :raises SinkLostData: the queue may have lost records there, and nobody has said that they came again.
+    :raises SinkLostData: it may have lost records, and was not readmitted since.
     """
     if since is not None and lost_at > since:
         raise SinkLostData(
@@ -90,16 +84,12 @@ def check_loss(lost_at: int, since: int | None, *, what: str, queue_id: str, sin
 
 
 def register_store(found: FloorRecord, *, store_id: str, sink: str) -> FloorRecord:
-    """Decide whether a store may be among those that feed a sink.
+    """Decide whether one more store may feed a sink, and return the record that the sink must keep.
 
-    Called once :func:`check_owner` has agreed. The result is kept before the queue's own record, so that all stores
-    that feed the sink are known.
+    Called after :func:`check_owner`. The sink keeps this record before the queue's own record, so that it knows all
+    stores that feed it.
 
-    :param found: what the sink remembers of all its queues.
-    :param store_id: identity of the store that asks.
-    :param sink: the sink's name, for the message.
-    :returns: the record to keep; ``found`` itself where nothing changes.
-    :raises SinkBelongsToAnother: another store has swept the sink: all operations of this one might be stale.
+    :raises SinkBelongsToAnother: another store has swept the sink, so that all operations of this one could be stale.
     """
     others = found.stores - {store_id}
     if found.floor and others:
@@ -112,14 +102,10 @@ def register_store(found: FloorRecord, *, store_id: str, sink: str) -> FloorReco
 
 
 def raise_floor(found: FloorRecord, *, store_id: str, floor: int, sink: str) -> FloorRecord:
-    """Decide whether a store may sweep a sink, and how far the floor is from then on; it never falls.
+    """Decide whether a store may sweep a sink, and return the record that the sink must keep. The floor never falls.
 
-    :param found: what the sink remembers of all its queues.
-    :param store_id: identity of the store that sweeps.
-    :param floor: below everything that the store may still send.
-    :param sink: the sink's name, for the message.
-    :returns: the record to keep; ``found`` itself where nothing changes.
-    :raises SinkBelongsToAnother: another store feeds the sink, too: its sequences are not this one's to judge.
+    :param floor: a sequence below everything that the store may still send.
+    :raises SinkBelongsToAnother: other stores feed the sink too.
     """
     if not 0 <= floor <= MAX_SEQ:
         raise InvalidArgument(f"a floor is between 0 and {MAX_SEQ}, found {floor}")
@@ -135,5 +121,5 @@ def raise_floor(found: FloorRecord, *, store_id: str, floor: int, sink: str) -> 
 
 
 def stale_rank(floor: int) -> int:
-    """Return the highest rank that a floor makes stale; below every rank where a sink was never swept."""
+    """Return the highest rank that a floor makes stale; -1 for a sink that was never swept."""
     return 2 * floor + 1 if floor else -1

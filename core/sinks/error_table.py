@@ -1,4 +1,4 @@
-"""What the errors of a client mean, as data: a table a client, which its sink judges by and the documentation shows."""
+"""The meaning of a client's errors, as a table that its sink uses and the documentation shows."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from export_queue.core.errors import SinkConfigurationError, SinkError, SinkRefu
 
 
 class Fate(Enum):
-    """What becomes of a batch, or of one operation, that met an error."""
+    """What happens to a batch, or to one operation, after an error."""
 
     AGAIN = "repeated at once"
-    """The transaction gave way to another one; after some tries it is as ``LATER``."""
+    """Another transaction had priority. After several attempts it counts as ``LATER``."""
     LATER = "`SinkUnavailable`"
-    """Transient: the drain waits and tries again, with patience."""
+    """Transient: the drain waits and tries again."""
     REFUSED = "`SinkRefused`"
     """Terminal: the drain ends, and a person has to act."""
     CONFIGURATION = "`SinkConfigurationError`"
-    """Terminal: the sink cannot be used as it is described."""
+    """Terminal: the sink's options or its target must be changed."""
     REJECTED = "a rejection"
     """Terminal for one operation: its entry becomes a dead letter."""
 
@@ -34,12 +34,11 @@ _CLASSES: dict[Fate, type[SinkError | SinkConfigurationError]] = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """One code, several, or all that begin alike.
+    """The meaning of one or more error codes.
 
-    :param code: the client's or server's own; ``22*`` means all that begin so, ``*`` any other; commas part several.
-        An error without a code gets a word of this library, such as ``no answer``.
-    :param fate: the fate of the batch or operation that met it.
-    :param note: what it is and what to do about it; the hint of the error.
+    :param code: codes of the client or server, separated by commas. ``22*`` means all codes that begin with 22, ``*``
+        any other code. Errors without a code get a name from this library, such as ``no answer``.
+    :param note: what the error means and what to do; it becomes the hint.
     """
 
     code: str
@@ -47,22 +46,22 @@ class ErrorRow:
     note: str
 
     def error(self, message: str) -> SinkError | SinkConfigurationError:
-        """Make the error that a sink raises; not for a single operation that is rejected."""
+        """Return the error to raise. Not for ``REJECTED``."""
         return _CLASSES[self.fate](message, hint=self.note)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorTable:
-    """All errors of one client; the last row is for any other code.
+    """All errors of one client. The last row is for any other code.
 
-    :param client: as the documentation calls it.
+    :param client: the client's name in the documentation.
     """
 
     client: str
     rows: Sequence[ErrorRow]
 
     def find(self, code: str) -> ErrorRow:
-        """Return the row of a code: its own, else the one with the longest beginning in common."""
+        """Return the row of a code: an exact match, or else the longest matching prefix."""
         for row in self.rows:
             if code in row.code.split(", "):
                 return row
@@ -70,7 +69,7 @@ class ErrorTable:
         return max(alike, key=lambda row: len(row.code))
 
     def markdown(self) -> str:
-        """Write the table as the documentation has it."""
+        """Return the table for the documentation."""
         lines = ["| code | is | what it is, what to do |", "|---|---|---|"]
         lines += [f"| `{row.code}` | {row.fate.value} | {row.note} |" for row in self.rows[:-1]]
         lines += [f"| any other | {row.fate.value} | {row.note} |" for row in self.rows[-1:]]

@@ -1,8 +1,8 @@
-"""The guard ``fence``: the agreement between a drain and a sink without ranks.
+"""The guard ``fence``: the protocol between a drain and a sink without ranks.
 
-A record of such a sink has no rank. In its place the sink keeps, for each unit of a queue, the fence of the
-drain that claimed it last, and takes a batch only from that drain: the fence is compared in the batch's own
-transaction. So an older drain is shut out as a whole, and the younger drain alone decides the order of operations.
+The records of such a sink have no ranks. Instead, the sink stores, for each unit of a queue, the fence of the drain
+that claimed it last. It accepts a batch only from that drain, and compares the fence in the batch's own transaction. So
+older drains can write nothing, and the newest drain alone decides the order of operations.
 """
 
 from __future__ import annotations
@@ -16,57 +16,53 @@ from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Sink
 
 Guard = Literal["seq", "fence"]
-"""What keeps a late delivery from undoing a newer one: the rank of each record, or the fence of each unit."""
+"""What prevents a late delivery from undoing a newer one: the rank of each record, or the fence of each unit."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Claim:
-    """A drain's right to write the operations of one unit of a queue; a value that may travel to other processes."""
+    """A drain's right to write the operations of one unit of a queue. Other processes may use the value too."""
 
     unit: str
     """Name of the unit: queue, layout and first bucket."""
     fence: int
-    """From the store's id source: a later claim has a higher one."""
+    """Drawn from the store's id source. Later claims have higher fences."""
 
 
 class FencedSink(Protocol):
-    """A sink whose capabilities say ``fenced``: batches are applied under claims only."""
+    """A sink whose capabilities say ``fenced``: batches are applied only under claims."""
 
     @property
-    def capabilities(self) -> Capabilities:
-        """Batch sizes and abilities."""
+    def capabilities(self) -> Capabilities: ...
 
-    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
-        """Check the target; see :class:`~export_queue.core.sinks.Sink`."""
+    def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None: ...
 
     def claim(self, claims: Sequence[Claim]) -> Sequence[Sink]:
-        """Take units over: from now on nothing is taken under a lower fence.
+        """Take over units. From now on, batches under a lower fence are refused.
 
-        A claim waits for a batch that is being applied, or makes it fail. The same claims again change nothing.
+        A claim waits for a batch that is being applied, or makes it fail. Repeating claims changes nothing.
 
-        :returns: a sink for each claim, as :meth:`under` makes it.
-        :raises LeaseLost: one of the units was claimed under a higher fence; none is taken over then.
-        :raises SinkUnavailable: nothing is known; the claim may be repeated.
+        :returns: a sink for each claim, as :meth:`under` returns it.
+        :raises LeaseLost: a unit was claimed under a higher fence. No unit is taken over.
+        :raises SinkUnavailable: the claims may have taken effect; they may be repeated.
         """
 
     def under(self, claim: Claim) -> Sink:
         """Return the sink of a claim that was made before, perhaps by another process.
 
-        Its ``apply`` writes a batch whatever the records hold, if the unit still has this very fence. Fence and records
-        are one transaction: either the whole batch is applied before a later claim, or nothing. It raises
-        :class:`LeaseLost` if the unit was claimed by another drain, or the claim is forgotten.
-        Its ``close`` leaves the connections to this sink, which are shared.
+        If the unit still has exactly this fence, its ``apply`` writes a batch whatever the records hold. Fence and
+        records are one transaction: either the whole batch is applied before a later claim, or nothing. ``apply``
+        raises :class:`LeaseLost` if another drain has claimed the unit, or the sink has lost the claim. ``close`` does
+        nothing, because the connections are shared.
         """
 
-    def close(self) -> None:
-        """Free connections."""
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedSink:
-    """A fenced sink as a drain sees it while it works on one unit.
+    """A fenced sink under one claim.
 
-    :param sink: the fenced sink.
     :param write: applies a batch under the claim.
     """
 
@@ -75,32 +71,25 @@ class ClaimedSink:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the fenced sink."""
         return self.sink.capabilities
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
-        """Ask the fenced sink."""
         self.sink.admit(queue_id=queue_id, store_id=store_id, fence=fence, shown=shown, readmit=readmit)
 
     def apply(self, operations: Operations) -> ApplyResult:
-        """Apply a batch under the claim."""
         return self.write(operations)
 
     def close(self) -> None:
-        """Nothing: the connections are the fenced sink's."""
+        pass  # the connections belong to the fenced sink
 
 
 def check_guard(guard: str) -> None:
-    """Check the option of a sink.
-
-    :raises SinkConfigurationError: there is no such guard.
-    """
     if guard not in ("seq", "fence"):
         raise SinkConfigurationError(f"guard {guard!r}: expected 'seq' or 'fence'")
 
 
 def unclaimed_error(sink: object) -> SinkConfigurationError:
-    """Make the error of a batch that comes without a claim."""
+    """Return the error for a batch without a claim."""
     return SinkConfigurationError(
         f"{sink} has the guard fence, and takes batches of a drain only, under its claim",
         hint="drain a queue into it, or open the sink with guard='seq'",
@@ -108,10 +97,9 @@ def unclaimed_error(sink: object) -> SinkConfigurationError:
 
 
 def needs_higher_fence(found: int | None, claim: Claim, sink: object) -> bool:
-    """Decide about a claim; pure.
+    """Return whether the sink must store the fence of a claim; False if it is stored already.
 
-    :param found: the fence that the sink has for the unit.
-    :returns: whether the sink has to write the claim's fence; if not, it stands there.
+    :param found: the unit's present fence.
     :raises LeaseLost: a later drain has claimed the unit.
     """
     if found is not None and found > claim.fence:
@@ -120,9 +108,9 @@ def needs_higher_fence(found: int | None, claim: Claim, sink: object) -> bool:
 
 
 def overtaken_error(found: int | None, claim: Claim, sink: object) -> LeaseLost:
-    """Make the error of a drain that does not hold a unit.
+    """Return the error for a drain that does not hold a unit.
 
-    :param found: the fence that the sink has for the unit.
+    :param found: the unit's present fence.
     """
     if found is not None and found > claim.fence:
         return LeaseLost(

@@ -1,4 +1,4 @@
-"""JSON values as the bytes of their document, so that no digit of a number is lost (pure)."""
+"""The text of JSON values as it is in their document, so that no digit of a number is lost (pure)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBER = re.compile(r'"(?:[^"\\]++|\\.)*+"|(-?[0-9][0-9.eE+-]*)')
 def texts_of(document: bytes) -> dict[str, str]:
     """Return the text of each field's value, by name.
 
-    :param document: an object, which is known to be valid JSON.
+    :param document: a valid JSON object.
     :raises ValueError: it is nested too deeply.
     """
     try:
@@ -24,5 +24,5 @@ def texts_of(document: bytes) -> dict[str, str]:
 
 
 def numbers_in(text: str) -> Iterator[str]:
-    """Yield the numbers of a JSON text, nested ones too, as they are written there."""
+    """Yield the texts of all numbers in a JSON text, also of nested ones."""
     return (found[1] for found in _NUMBER.finditer(text) if found[1])

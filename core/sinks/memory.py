@@ -1,4 +1,4 @@
-"""A sink in this process's memory: for tests, and the shortest true implementation of the protocol."""
+"""A sink in this process's memory: for tests, and as the shortest complete implementation of the protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Record = tuple[str, bytes]
 
 @dataclass(slots=True)
 class _Contents:
-    """What all memory sinks of one name share."""
+    """The records of all memory sinks of one name."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     ranks: dict[Record, int] = field(default_factory=dict)
@@ -38,11 +38,11 @@ _shared_lock = threading.Lock()
 
 
 class MemorySink:
-    """Records in a dictionary, each with the rank of what was applied to it last.
+    """Records in a dictionary, each with its rank.
 
-    A time to live is kept, to be looked at; the record stays.
+    A time to live is stored for inspection, but records do not expire.
 
-    :param name: sinks of one name in one process share their records; without a name the sink has its own.
+    :param name: sinks of the same name in one process share their records. A sink without a name has its own.
     """
 
     capabilities = Capabilities(batch_rows=10_000, batch_bytes=16 << 20, ttl=True)
@@ -56,7 +56,6 @@ class MemorySink:
                 self._contents = _shared.setdefault(name, _Contents())
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
-        """Remember which store feeds the sink; see :class:`~export_queue.core.sinks.Sink`."""
         contents = self._contents
         with contents.lock:
             found = contents.control.get(queue_id)
@@ -65,7 +64,6 @@ class MemorySink:
             contents.control[queue_id] = wanted
 
     def apply(self, operations: Operations) -> ApplyResult:
-        """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
         reasons: dict[int, str] = {}
         refuse_seqs(operations, reasons)
         with self._contents.lock:
@@ -80,7 +78,7 @@ class MemorySink:
             if rank <= max(stale, ranks.get(record, -1)):
                 continue
             written += 1
-            ranks[record] = rank  # stays after a delete: the tombstone
+            ranks[record] = rank  # it remains after a delete, as the tombstone
             document = operations.documents[i]
             ttl = None if operations.ttls is None else operations.ttls[i]
             ttls.pop(record, None)
@@ -93,7 +91,6 @@ class MemorySink:
         return ApplyResult(written, len(operations) - written)
 
     def sweep(self, *, store_id: str, floor: int) -> int:
-        """Forget tombstones; see :class:`~export_queue.core.sinks.SweepableSink`."""
         contents = self._contents
         with contents.lock:
             contents.floor = raise_floor(contents.floor, store_id=store_id, floor=floor, sink=str(self))
@@ -114,12 +111,12 @@ class MemorySink:
             return dict(self._contents.ttls)
 
     def ranks(self) -> dict[Record, int]:
-        """Return the rank of every record, deleted ones included: ``2·seq``, and one more for a put."""
+        """Return the rank of every record, also of deleted ones: ``2·seq`` for a delete, ``2·seq + 1`` for a put."""
         with self._contents.lock:
             return dict(self._contents.ranks)
 
     def clear(self) -> None:
-        """Forget everything, the control records included."""
+        """Forget everything, including the control records."""
         with self._contents.lock:
             self._contents.ranks.clear()
             self._contents.documents.clear()
@@ -128,7 +125,7 @@ class MemorySink:
             self._contents.floor = FloorRecord()
 
     def close(self) -> None:
-        """Nothing to free; the records stay."""
+        """Do nothing; the records remain."""
 
     def __str__(self) -> str:
         return f"memory:{self.name or 'unnamed'}"

@@ -1,7 +1,7 @@
-"""Templates of the names under which sinks keep records and collections: keys, tables, indices (pure).
+"""Templates of the names of keys, tables and indices in sinks (pure).
 
-A field is written ``$id``, or ``${id}`` before a letter, a digit or ``_``; ``$$`` is a dollar sign. Braces have no
-meaning, so that a template can stand in a template of Jinja.
+A field is written ``$id``, or ``${id}`` before a letter, a digit or ``_``. ``$$`` is a dollar sign. Braces alone have
+no meaning, so that a Jinja template can contain such a template.
 
 Source: the syntax of Python's ``string.Template`` (PEP 292).
 """
@@ -14,21 +14,21 @@ from collections.abc import Callable, Iterable, Sequence
 from export_queue.core.errors import SinkConfigurationError
 
 RefuseName = Callable[[str], str | None]
-"""Says why the sink cannot have a name."""
+"""Returns why the sink cannot have a name; None if it can."""
 
 COLLECTION = "collection"
 _DOLLAR = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([^{}$]*)\}|)")
 _BRACED = re.compile(r"(?<!\$)\{(id|collection)\}")
-"""A field as other programs write it."""
+"""A field in the notation of other programs."""
 
 
 def first_collection(queue_id: str) -> str:
-    """Name the collection that a drain feeds, where its exporter names no other one: by the queue that is added to."""
+    """Return the default collection of a drain: the queue's id, without the name of a subscription."""
     return queue_id.partition("/")[0]
 
 
 def parts_of(template: str) -> list[tuple[str, str]]:
-    """Split a template into texts and the fields that follow them; the last text is followed by ``""``."""
+    """Split a template into pairs of a text and the field after it. The last field is ``""``."""
     parts, text, end = [], "", 0
     for found in _DOLLAR.finditer(template):
         text += template[end : found.start()]
@@ -42,7 +42,7 @@ def parts_of(template: str) -> list[tuple[str, str]]:
 
 
 def written(parts: Sequence[tuple[str, str]]) -> str:
-    """Write a template in its one normal form."""
+    """Return a template in its normal form."""
     template = ""
     for (text, field), (after, _) in zip(parts, [*parts[1:], ("", "")], strict=True):
         is_apart = not re.match(r"[A-Za-z0-9_]", after)
@@ -51,26 +51,26 @@ def written(parts: Sequence[tuple[str, str]]) -> str:
 
 
 def fill(template: str, collection: str) -> str:
-    """Put a collection into a template."""
+    """Fill a collection into a template."""
     return "".join(text + (collection if field else "") for text, field in parts_of(template))
 
 
 def is_fixed(template: str) -> bool:
-    """Return whether a template makes one name of all collections."""
+    """Return whether a template gives all collections the same name."""
     return all(field != COLLECTION for _, field in parts_of(template))
 
 
 def names_of(template: str) -> str:
-    """Return the regular expression of the names that a template makes."""
+    """Return a regular expression that matches the names of a template."""
     return "".join(re.escape(text) + (".+" if field else "") for text, field in parts_of(template))
 
 
 def check_fields(template: str, allowed: Sequence[str], *, what: str) -> list[tuple[str, str]]:
-    """Check the syntax of a template, and the names of its fields.
+    """Check the syntax and the fields of a template.
 
-    :param what: what is named, for the message.
-    :returns: its parts, see :func:`parts_of`.
-    :raises SinkConfigurationError: another field, or a field that is written with braces alone.
+    :param what: what the template names, for the message.
+    :returns: its parts; see :func:`parts_of`.
+    :raises SinkConfigurationError: a field is not allowed, or is written with braces alone.
     """
     parts = parts_of(template)
     if any(_BRACED.search(text) for text, _ in parts):
@@ -90,11 +90,10 @@ def check_fields(template: str, allowed: Sequence[str], *, what: str) -> list[tu
 
 
 def check_template(template: str, refuse: RefuseName, *, what: str) -> str:
-    """Check a template of names.
+    """Check a template, and return its normal form.
 
-    :param what: what is named, for the message.
-    :returns: the template in its normal form.
-    :raises SinkConfigurationError: another field than ``$collection``, or a name that the sink cannot have.
+    :param what: what the template names, for the message.
+    :raises SinkConfigurationError: it has a field other than ``$collection``, or the sink cannot have the names.
     """
     parts = check_fields(template, [COLLECTION], what=what)
     refused = refuse(fill(template, "c"))
@@ -106,10 +105,7 @@ def check_template(template: str, refuse: RefuseName, *, what: str) -> str:
 def name_collections(
     template: str, collections: Iterable[str], refuse: RefuseName
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Name what keeps each collection.
-
-    :returns: the name by collection, and why a collection is refused.
-    """
+    """Return the name of each collection, and the reasons why collections are refused."""
     names: dict[str, str] = {}
     refused: dict[str, str] = {}
     for collection in collections:

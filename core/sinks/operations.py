@@ -1,4 +1,4 @@
-"""What is done to a sink: operations as columns, and the pure rules about them."""
+"""Operations on a sink as columns, and the rules about them (pure)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from export_queue.core.errors import AmbiguousRecord, InvalidArgument
 from export_queue.core.json_text import NotJson, json_bytes
 
 MAX_SEQ = (1 << 62) - 1
-"""The largest sequence: the largest rank, ``2·seq + 1``, still is a signed 64-bit integer."""
+"""The largest sequence: the largest rank, ``2·seq + 1``, is still a signed 64-bit integer."""
 MAX_OPERATIONS = 100_000
-"""The most operations that one entry may become: an exporter that never ends must not take all memory."""
+"""Maximum number of operations of one entry: an exporter that never ends must not use all memory."""
 MAX_OPERATION_BYTES = 256 << 20
-"""The most bytes of documents and ids that one entry may become."""
+"""Maximum bytes of documents and ids of one entry."""
 MAX_TTL = 100 * 365 * 24 * 3600
-"""The longest time to live in seconds: a hundred years."""
+"""The longest time to live, in seconds: a hundred years."""
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Set one record of a sink; what an exporter yields.
+    """Set one record of a sink. An exporter yields such objects.
 
     :param collection: the group of records: an index, a table, a key space.
-    :param id: the record within its collection; text is taken as UTF-8.
-    :param document: the new content: bytes and text as they are, anything else as JSON.
-    :param ttl: seconds after which the sink forgets the content again, counted from when it is written there; None
-        means never. Not every sink can.
+    :param id: the record within its collection; text is encoded as UTF-8.
+    :param document: the new content: bytes and text as they are, any other value as JSON.
+    :param ttl: seconds after which the sink forgets the content, counted from the write; None means never. Not every
+        sink supports it.
     """
 
     collection: str
@@ -38,7 +38,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove one record of a sink; what an exporter yields."""
+    """Remove one record of a sink. An exporter yields such objects."""
 
     collection: str
     id: str | bytes
@@ -48,8 +48,7 @@ class Delete:
 class Operations:
     """A batch of operations as columns of equal length.
 
-    Columns, since a list of a hundred thousand bytes is handed to a client as it is, where as many
-    small objects cost half the speed.
+    A client accepts a list of a hundred thousand ``bytes`` as it is. The same number of small objects halves the speed.
     """
 
     collections: Sequence[str]
@@ -58,9 +57,9 @@ class Operations:
     """The content of a put; None marks a delete."""
     seqs: Sequence[int]
     entries: Sequence[int]
-    """Position, in its batch, of the entry that each operation comes from."""
+    """Position in its batch of the entry that each operation comes from."""
     ttls: Sequence[float | None] | None = None
-    """Seconds after which the content of a put is forgotten; None where no operation has any."""
+    """Time to live of each put, in seconds; None if no operation has one."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -69,28 +68,26 @@ class Operations:
     def is_distinct(self) -> bool:
         """Whether no two operations concern one record."""
         names = self.collections
-        if not names or names.count(names[0]) == len(names):  # as a rule; no pair need be made
+        if not names or names.count(names[0]) == len(names):  # the usual case, without pairs
             return len(set(self.ids)) == len(self)
         return len(set(zip(names, self.ids, strict=True))) == len(self)
 
     def ranks(self) -> list[int]:
-        """Order of deliveries at a sink: by seq, and a put above a delete at the same seq (I9)."""
-        if all(self.documents):  # as a rule; no need to look at each
+        """Return the rank of each operation: by seq, and a put above a delete at the same seq (I9)."""
+        if all(self.documents):  # the usual case
             return [2 * seq + 1 for seq in self.seqs]
         return [2 * seq + (document is not None) for seq, document in zip(self.seqs, self.documents, strict=True)]
 
     def take(self, positions: Sequence[int]) -> Operations:
-        """Pick operations by position."""
         return Operations(*([column[i] for i in positions] for column in self._columns()))
 
     def cut(self, start: int, end: int) -> Operations:
-        """Pick neighbours, from one position up to another one."""
         return Operations(*(column[start:end] for column in self._columns()))
 
     def slices(self, *, rows: int, size: int) -> Iterator[Operations]:
-        """Cut the batch into pieces of at most ``rows`` operations and about ``size`` bytes."""
+        """Divide the batch into pieces of at most ``rows`` operations and about ``size`` bytes."""
         total = sum(map(len, self.ids)) + sum(map(len, filter(None, self.documents)))
-        if 0 < len(self) <= rows and total <= size:  # as a rule; no need to look at each
+        if 0 < len(self) <= rows and total <= size:  # the usual case
             yield self
             return
         start, weight = 0, 0
@@ -113,7 +110,7 @@ class Operations:
 
 @dataclass(slots=True)
 class OperationsBuilder:
-    """Collects what exporters yield into columns."""
+    """Collects the operations that exporters yield into columns."""
 
     collections: list[str] = field(default_factory=list)
     ids: list[bytes] = field(default_factory=list)
@@ -126,10 +123,8 @@ class OperationsBuilder:
     def add(self, operations: Iterable[Put | Delete], *, seq: int, entry: int) -> None:
         """Append all operations of one entry, or none if one of them is not valid.
 
-        :param operations: what the exporter yielded.
-        :param seq: the entry's sequence.
         :param entry: the entry's position in its batch.
-        :raises InvalidArgument: something else than a Put or a Delete, an id of another type, or no time to live.
+        :raises InvalidArgument: one of them is not a valid Put or Delete, or there are too many.
         """
         rows: list[tuple[str, bytes, bytes | None]] = []
         ttls: dict[int, float] = {}
@@ -164,20 +159,19 @@ class OperationsBuilder:
         self.ttls |= ttls
 
     def build(self) -> Operations:
-        """Return the columns."""
         ttls = [self.ttls.get(i) for i in range(len(self.ids))] if self.ttls else None
         return Operations(self.collections, self.ids, self.documents, self.seqs, self.entries, ttls)
 
 
 def ttl_problem(ttl: object) -> str:
-    """Say what is wrong with a time to live; empty if nothing is."""
+    """Return what is wrong with a time to live; empty if it is valid."""
     if isinstance(ttl, int | float) and not isinstance(ttl, bool) and 0 < ttl <= MAX_TTL:
         return ""
     return f"a time to live is a number of seconds above 0 and at most {MAX_TTL}, found {ttl!r}"
 
 
 def document_bytes(document: Any) -> bytes:
-    """Serialise a document: bytes and text as they are, anything else as JSON.
+    """Encode a document: bytes and text as they are, any other value as JSON.
 
     :raises InvalidArgument: text that is not Unicode, or an object that is not JSON.
     """
@@ -209,18 +203,18 @@ def _utf8(text: str, what: str) -> bytes:
 
 
 def collapse(operations: Operations) -> tuple[Operations, list[int]]:
-    """Keep, of each record, only the operation of the highest rank (I9).
+    """Keep only the operation with the highest rank for each record (I9).
 
-    It is chosen before puts and deletes part ways: sinks that batch them apart would otherwise
-    apply one record's operations in the wrong order. Of two puts of one entry the last one stays.
+    Sinks that send puts and deletes separately would otherwise apply the operations of one record in the wrong order.
+    If one entry puts a record twice, the last put is kept.
 
     :param operations: any number of operations per record, in the order of their entries.
-    :returns: the operations that stay, in their order, and the positions of those that were dropped.
-    :raises AmbiguousRecord: two entries put different documents, or for different times, into one record at one
-        sequence; its ``positions`` attribute names both operations.
+    :returns: the operations that are kept, in the same order, and the positions of the others.
+    :raises AmbiguousRecord: two entries put different documents, or different times to live, into one record at one
+        sequence. Its attribute ``positions`` holds the positions of both operations.
     """
     if operations.is_distinct:
-        return operations, []  # as a rule; no need to look at each
+        return operations, []  # the usual case
     best: dict[tuple[str, bytes], int] = {}
     ranks = operations.ranks()
     documents, entries, ttls = operations.documents, operations.entries, operations.ttls

@@ -36,7 +36,6 @@ from export_queue import (
     SinkUnavailable,
 )
 from export_queue.core.sinks import MAX_SEQ
-from export_queue.core.sinks.elasticsearch import floor as floor_module
 from export_queue.core.sinks.elasticsearch import indices, sweep
 from export_queue.core.sinks.elasticsearch import sink as sink_module
 from export_queue.core.sinks.elasticsearch.connection import Connection
@@ -66,8 +65,8 @@ class TestElasticsearch(SinkConformance):
     @pytest.fixture(autouse=True)
     def _target(self, elasticsearch_server: ElasticsearchServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server, self.name = elasticsearch_server, name
-        monkeypatch.setattr(floor_module, "FLOOR_SECONDS", 0.05)
-        monkeypatch.setattr(floor_module, "TIMEOUTS", 0.02)
+        monkeypatch.setattr(sweep, "FLOOR_SECONDS", 0.05)
+        monkeypatch.setattr(sweep, "TIMEOUTS", 0.02)
 
     def make_sink(self) -> ElasticsearchSink:
         index = f"{self.name}-$collection"
@@ -352,7 +351,7 @@ def test_a_batch_counts_as_failed_once_none_of_its_requests_is_under_way(make):
 
 
 def test_two_requests_whose_password_has_changed_are_both_sent_again(make, elasticsearch_server, monkeypatch):
-    monkeypatch.setattr(floor_module, "FLOOR_SECONDS", 1000.0)  # nothing but the two requests is asked
+    monkeypatch.setattr(sweep, "FLOOR_SECONDS", 1000.0)  # nothing but the two requests is asked
     password = elasticsearch_server.password
     sink = admit(make(password=lambda: password))
     sink.apply(puts(b"1"))
@@ -373,7 +372,7 @@ def test_two_requests_whose_password_has_changed_are_both_sent_again(make, elast
 
 def test_a_request_that_is_sent_late_does_not_find_its_client_closed(make, elasticsearch_server, monkeypatch):
     """The other one of the batch was refused meanwhile, and has looked the password up again."""
-    monkeypatch.setattr(floor_module, "FLOOR_SECONDS", 1000.0)
+    monkeypatch.setattr(sweep, "FLOOR_SECONDS", 1000.0)
     password = elasticsearch_server.password
     sink = admit(make(password=lambda: password))
     sink.apply(puts(b"1"))
@@ -818,7 +817,7 @@ def test_a_server_that_is_not_there_is_unavailable_by_name(host, monkeypatch):
 
 def test_what_goes_by_the_old_floor_arrives_before_tombstones_go(make, ask, elasticsearch_server, name, monkeypatch):
     """A late put has passed the old floor, and reaches the server while the sweep waits for such as it."""
-    monkeypatch.setattr(floor_module, "FLOOR_SECONDS", 1000.0)
+    monkeypatch.setattr(sweep, "FLOOR_SECONDS", 1000.0)
     sink, late = admit(make(timeout=60)), admit(make(timeout=90))
     sink.apply(batch(None, seq=20))
     assert late.apply(batch(b'{"n":1}', seq=19)).stale == 1
@@ -847,7 +846,7 @@ def test_a_batch_that_was_held_up_looks_at_the_floor_again_before_each_request(m
     def held_up(operations: Operations) -> list[bytes]:
         monkeypatch.setattr(sink_module.lines, "lines_of", lines_of)
         assert sweeper.sweep(store_id="s", floor=25) == 1
-        now[0] += floor_module.FLOOR_SECONDS + 1
+        now[0] += sweep.FLOOR_SECONDS + 1
         return lines_of(operations)
 
     monkeypatch.setattr(sink_module.lines, "lines_of", held_up)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from export_queue import FloorRecord, Operations, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.sinks import MAX_SEQ
 from export_queue.core.sinks.elasticsearch import indices, lines
-from export_queue.core.sinks.elasticsearch.answers import Answer, Meaning, items_of, whole
+from export_queue.core.sinks.elasticsearch.answers import Answer, Outcome, items_of, whole
+from export_queue.core.sinks.error_table import Fate
 
 
 def operations(*rows: tuple[bytes, int, bytes | None]) -> Operations:
@@ -111,24 +112,24 @@ def test_an_index_that_wants_a_routing_is_refused():
 @pytest.mark.parametrize(
     ("status", "kind", "meaning"),
     [
-        (200, "", Meaning.WRITTEN),
-        (201, "", Meaning.WRITTEN),
-        (409, "version_conflict_engine_exception", Meaning.STALE),
-        (409, "something_else", Meaning.REFUSED),
-        (429, "es_rejected_execution_exception", Meaning.BUSY),
-        (429, "circuit_breaking_exception", Meaning.BUSY),
-        (429, "cluster_block_exception", Meaning.UNAVAILABLE),
-        (403, "cluster_block_exception", Meaning.UNAVAILABLE),
-        (403, "security_exception", Meaning.REFUSED),
-        (404, "index_not_found_exception", Meaning.REFUSED),
-        (400, "index_closed_exception", Meaning.UNAVAILABLE),
-        (400, "document_parsing_exception", Meaning.POISON),
-        (400, "illegal_argument_exception", Meaning.POISON),
-        (400, "media_type_header_exception", Meaning.UNFIT),
-        (413, "", Meaning.TOO_LARGE),
-        (503, "unavailable_shards_exception", Meaning.UNAVAILABLE),
-        (500, "", Meaning.UNAVAILABLE),
-        (302, "", Meaning.REFUSED),
+        (200, "", Outcome.WRITTEN),
+        (201, "", Outcome.WRITTEN),
+        (409, "version_conflict_engine_exception", Outcome.STALE),
+        (409, "something_else", Fate.REFUSED),
+        (429, "es_rejected_execution_exception", Fate.AGAIN),
+        (429, "circuit_breaking_exception", Fate.AGAIN),
+        (429, "cluster_block_exception", Fate.LATER),
+        (403, "cluster_block_exception", Fate.LATER),
+        (403, "security_exception", Fate.REFUSED),
+        (404, "index_not_found_exception", Fate.REFUSED),
+        (400, "index_closed_exception", Fate.LATER),
+        (400, "document_parsing_exception", Fate.REJECTED),
+        (400, "illegal_argument_exception", Fate.REJECTED),
+        (400, "media_type_header_exception", Fate.CONFIGURATION),
+        (413, "", Outcome.TOO_LARGE),
+        (503, "unavailable_shards_exception", Fate.LATER),
+        (500, "", Fate.LATER),
+        (302, "", Fate.REFUSED),
     ],
 )
 def test_answers_are_classed_by_status_and_type(status, kind, meaning):
@@ -139,21 +140,21 @@ def test_only_what_may_pass_is_transient():
     errors = {
         meaning: Answer(status).explain("x")
         for meaning, status in (
-            (Meaning.BUSY, 429),
-            (Meaning.UNAVAILABLE, 503),
-            (Meaning.REFUSED, 403),
-            (Meaning.UNFIT, 406),
+            (Fate.AGAIN, 429),
+            (Fate.LATER, 503),
+            (Fate.REFUSED, 403),
+            (Fate.CONFIGURATION, 406),
         )
     }
-    assert isinstance(errors[Meaning.BUSY], SinkUnavailable)
-    assert isinstance(errors[Meaning.UNAVAILABLE], SinkUnavailable)
-    assert isinstance(errors[Meaning.REFUSED], SinkRefused)
-    assert isinstance(errors[Meaning.UNFIT], SinkConfigurationError)
+    assert isinstance(errors[Fate.AGAIN], SinkUnavailable)
+    assert isinstance(errors[Fate.LATER], SinkUnavailable)
+    assert isinstance(errors[Fate.REFUSED], SinkRefused)
+    assert isinstance(errors[Fate.CONFIGURATION], SinkConfigurationError)
 
 
 @pytest.mark.parametrize("body", [None, "<html>", b"", {}, {"error": "text"}, {"error": None}])
 def test_answers_without_a_type_are_read_too(body):
-    assert whole(503, body).meaning is Meaning.UNAVAILABLE
+    assert whole(503, body).meaning is Fate.LATER
 
 
 def test_an_item_keeps_the_servers_words():
@@ -161,7 +162,7 @@ def test_an_item_keeps_the_servers_words():
     found = items_of(
         {"errors": True, "items": [{"index": {"status": 201}}, {"index": {"status": 400, "error": error}}]}
     )
-    assert [answer.meaning for answer in found] == [Meaning.WRITTEN, Meaning.POISON]
+    assert [answer.meaning for answer in found] == [Outcome.WRITTEN, Fate.REJECTED]
     assert str(found[1]) == "400 document_parsing_exception: failed: because"
 
 

@@ -1,4 +1,4 @@
-"""What the server's answers mean: one table for items of a bulk request and for whole requests (pure)."""
+"""The meaning of the server's answers: one table for items of bulk requests and for whole requests (pure)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,20 @@ from export_queue.core.errors import SinkConfigurationError, SinkError, SinkRefu
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 
 
-class Meaning(Enum):
-    """What an answer says about an operation, or about all of a request."""
+class Outcome(Enum):
+    """The meaning of an answer that is no error. The meaning of an error is a :class:`Fate`."""
 
     WRITTEN = "written"
     STALE = "the record is as new already"
-    BUSY = "the same again after a moment"
-    POISON = "this operation can never be taken"
     TOO_LARGE = "the request is too large"
-    UNAVAILABLE = "the server cannot take it now"
-    REFUSED = "the target takes no writes"
-    UNFIT = "the target cannot be a sink"
 
 
 _ANSWERS = {
-    (200, ""): Meaning.WRITTEN,
-    (201, ""): Meaning.WRITTEN,
-    (409, "version_conflict_engine_exception"): Meaning.STALE,
-    (413, ""): Meaning.TOO_LARGE,
+    (200, ""): Outcome.WRITTEN,
+    (201, ""): Outcome.WRITTEN,
+    (409, "version_conflict_engine_exception"): Outcome.STALE,
+    (413, ""): Outcome.TOO_LARGE,
 }
-"""Answers that are no errors."""
 
 NO_ANSWER = "no answer"
 ERRORS = ErrorTable(
@@ -65,35 +59,27 @@ ERRORS = ErrorTable(
 )
 """By status and type."""
 
-_MEANINGS = {
-    Fate.AGAIN: Meaning.BUSY,
-    Fate.LATER: Meaning.UNAVAILABLE,
-    Fate.REFUSED: Meaning.REFUSED,
-    Fate.CONFIGURATION: Meaning.UNFIT,
-    Fate.REJECTED: Meaning.POISON,
-}
-
 OF_DOCUMENTS = frozenset(("document_parsing_exception", "mapper_parsing_exception", "strict_dynamic_mapping_exception"))
-"""Types of refusals that can only be the document's fault; others may be the target's."""
+"""Types of errors that only a document can cause. The target may cause the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server answered to one operation or request."""
+    """The server's answer to one operation or to a whole request."""
 
     status: int
     type: str = ""
     reason: str = ""
-    meaning: Meaning = field(init=False)
+    meaning: Outcome | Fate = field(init=False)
 
     def __post_init__(self) -> None:
         known = _ANSWERS.get((self.status, self.type)) or _ANSWERS.get((self.status, ""))
-        object.__setattr__(self, "meaning", known or _MEANINGS[self._row().fate])
+        object.__setattr__(self, "meaning", known or self._row().fate)
 
     def explain(self, target: str) -> SinkError | SinkConfigurationError:
-        """Make an error of an answer that no operation can be blamed for.
+        """Return the error to raise for an answer that no single operation has caused.
 
-        :param target: the sink and what it wrote to.
+        :param target: the sink and what it wrote to, for the message.
         """
         row = self._row()
         return SinkRefused(f"{target}: {self}") if row.fate is Fate.REJECTED else row.error(f"{target}: {self}")
@@ -106,7 +92,7 @@ class Answer:
 
 
 DONE = Answer(200)
-"""To an operation that was written."""
+"""The answer to an operation that was written."""
 _without_reason = cache(Answer)
 
 
@@ -116,7 +102,7 @@ def whole(status: int, body: object) -> Answer:
 
 
 def items_of(body: Mapping[str, Any]) -> Sequence[Answer]:
-    """Read the answers to the items of a bulk request, as few as ``filter_path`` leaves of them."""
+    """Read the answers to the items of a bulk request. ``filter_path`` may have removed most of their fields."""
     items = body.get("items", [])
     if not body.get("errors", True):
         return [DONE] * len(items)

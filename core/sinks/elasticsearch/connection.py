@@ -1,4 +1,4 @@
-"""A client of Elasticsearch that never repeats a request by itself."""
+"""A client of Elasticsearch that never repeats a request on its own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import elastic_transport
 import elasticsearch
 
 from export_queue.core.drivers import basic_auth
-from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused
+from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.retry import Retry
-from export_queue.core.sinks.elasticsearch.answers import ERRORS, NO_ANSWER
+from export_queue.core.sinks.elasticsearch.answers import ERRORS, NO_ANSWER, Outcome, whole
+from export_queue.core.sinks.error_table import Fate
 
 Result = TypeVar("Result")
 Secret = str | Callable[[], str] | None
-"""A secret, or a function that finds it."""
+"""A secret, or a function that returns it."""
 
-# Servers of 8.x and 9.x understand 8; a client that is left alone asks for its own version.
+# servers of 8.x and 9.x understand 8; by default a client asks for its own version
 _JSON = "application/vnd.elasticsearch+json; compatible-with=8"
 _LINES = "application/vnd.elasticsearch+x-ndjson; compatible-with=8"
 _HEADERS = {"accept": _JSON, "content-type": _JSON}
@@ -27,7 +28,7 @@ _BULK_HEADERS = {"accept": _JSON, "content-type": _LINES}
 
 
 class _Quiet(threading.local):
-    """Keeps lines about each request of this thread out of logs: a drain sends thousands."""
+    """Keeps lines about single requests of this thread out of logs: a drain sends thousands of them."""
 
     is_sending = False
 
@@ -46,9 +47,9 @@ logging.getLogger("elastic_transport.transport").addFilter(_quiet.filter)
 
 
 class PutOff(Exception):
-    """The server is busy, or another writer was first: the request may be repeated.
+    """The server is busy, or another writer was faster: the request may be repeated.
 
-    :param final: the error where it was repeated in vain.
+    :param final: the error to raise if all repetitions fail.
     """
 
     def __init__(self, final: ExportQueueError) -> None:
@@ -57,19 +58,17 @@ class PutOff(Exception):
 
 
 class Connection:
-    """A client that is built at its first use, and again when the server refuses its secrets.
+    """A client that is created at its first use, and again when the server refuses its secrets.
 
     :param hosts: URLs of the cluster's nodes.
-    :param username: the user; None together with an API key.
-    :param password: the user's password.
-    :param api_key: an API key instead of both.
+    :param api_key: replaces user and password.
     :param timeout: seconds to wait for an answer.
     :param options: further arguments of the client.
-    :raises SinkConfigurationError: the client takes no such argument.
+    :raises SinkConfigurationError: the client does not know an argument.
     """
 
     retry = Retry(attempts=8, first_pause=0.04, longest_pause=2.5)
-    """How often requests are repeated that were put off, and the pauses in between."""
+    """How requests are repeated after :class:`PutOff`."""
 
     def __init__(
         self,
@@ -84,12 +83,14 @@ class Connection:
         self._hosts = list(hosts)
         self._username = username
         self._secrets = _Secrets(password=password, api_key=api_key)
-        self._timeout = timeout
+        self.timeout = timeout
+        self.patience = f"{int(timeout * 500)}ms"
+        """Time limit for the server, so that its own answer comes before the time-out."""
         self._options = dict(options)
         self._lock = threading.Lock()
         self._client: elasticsearch.Elasticsearch | None = None
         self._retired: list[elasticsearch.Elasticsearch] = []
-        """Clients whose secrets were refused; other threads may be about to send with them, and are refused, too."""
+        """Clients whose secrets were refused. Other threads may still use them, and are refused too."""
         try:
             elasticsearch.Elasticsearch(self._hosts, **self._options).close()
         except (TypeError, ValueError, OSError, elastic_transport.TransportError) as error:
@@ -103,24 +104,70 @@ class Connection:
         params: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | bytes | None = None,
     ) -> tuple[int, Any]:
-        """Send one request, once, and a second time if the server refuses the secrets and newer ones are found.
+        """Send one request. Send it again only if the server refuses the secrets and newer ones are found.
 
         :param body: JSON, or the lines of a bulk request.
         :returns: the status, also of a refusal, and the answer.
-        :raises SinkUnavailable: no answer came; whether the request took effect is not known.
-        :raises SinkConfigurationError: what answers is not Elasticsearch.
+        :raises SinkUnavailable: no answer arrived. The request may have taken effect.
+        :raises SinkConfigurationError: the server is not Elasticsearch.
         """
         client = self._opened()
         status, answer = self._send(client, method, path, params, body)
-        if status == 401 and self._renew(client):  # nothing of it took effect
+        if status == 401 and self._renew(client):  # the request had no effect
             status, answer = self._send(self._opened(), method, path, params, body)
         return status, answer
 
-    def repeat(self, step: Callable[[], Result]) -> Result:
-        """Repeat a step while it raises :class:`PutOff`.
+    def demand(self, method: str, path: str, **arguments: Any) -> Any:
+        """Send one request as :meth:`ask` does, and return the answer; a refusal is an error."""
+        status, answer = self.ask(method, path, **arguments)
+        if status not in (200, 201):
+            raise whole(status, answer).explain(f"{self}, {path}")
+        return answer
 
-        :raises ExportQueueError: it was put off each time.
+    def read(self, path: str) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:
+        """Read a document, None if it does not exist, and the condition for replacing this version of it."""
+
+        def attempt() -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:
+            status, answer = self.ask("GET", path)
+            if status == 200:
+                guard = {"if_seq_no": str(answer["_seq_no"]), "if_primary_term": str(answer["_primary_term"])}
+                return answer["_source"], guard
+            if status == 404:
+                return None, {"op_type": "create"}
+            outcome = whole(status, answer)
+            error = outcome.explain(f"{self}, {path}")
+            # its index may have been created a moment ago
+            raise PutOff(error) if outcome.type == "no_shard_available_action_exception" else error
+
+        return self.repeat(attempt)
+
+    def change(
+        self,
+        path: str,
+        decide: Callable[[Mapping[str, Any] | None], Mapping[str, Any] | None],
+        complaint: str,
+    ) -> None:
+        """Replace a document, and try again if another writer was faster.
+
+        :param decide: returns the new document, given the present one (None if it does not exist); None to keep it.
+        :param complaint: message of the error if another writer was faster each time.
         """
+
+        def attempt() -> None:
+            found, guard = self.read(path)
+            wanted = decide(found)
+            if wanted is None:
+                return
+            outcome = whole(*self.ask("PUT", path, params={**guard, "timeout": self.patience}, body=wanted))
+            if outcome.meaning in (Outcome.STALE, Fate.AGAIN):
+                raise PutOff(SinkUnavailable(complaint))
+            if outcome.meaning is not Outcome.WRITTEN:
+                raise outcome.explain(f"{self}, {path}")
+
+        self.repeat(attempt)
+
+    def repeat(self, step: Callable[[], Result]) -> Result:
+        """Repeat a step while it raises :class:`PutOff`, within the limits of :attr:`retry`."""
         try:
             return self.retry.call(step, worth_repeating=lambda error: isinstance(error, PutOff))
         except PutOff as put_off:
@@ -157,7 +204,7 @@ class Connection:
         except elastic_transport.TlsError as error:
             raise SinkRefused(f"{self}: {error.message}", hint="check the certificates in client_options") from error
         except elastic_transport.TransportError as error:
-            self.close()  # secrets may be others when it is back
+            self.close()  # the secrets may have changed when the server returns
             raise ERRORS.find(NO_ANSWER).error(f"{self} does not answer: {error.message}") from error
         return response.meta.status, response.body
 
@@ -169,13 +216,13 @@ class Connection:
             return self._client
 
     def _renew(self, refused: elasticsearch.Elasticsearch) -> bool:
-        """Look the secrets up again, and go on with them if they have changed.
+        """Look the secrets up again, and return whether the client has changed.
 
         :param refused: the client whose secrets the server refused.
         """
         with self._lock:
             if self._client is not refused:
-                return True  # another thread was refused, too, and was here before
+                return True  # another thread has renewed it already
             if not self._secrets.find():
                 return False
             self._client = self._open()
@@ -193,11 +240,11 @@ class Connection:
             basic_auth=None
             if api_key or username is None
             else basic_auth(username, self._secrets.found["password"] or ""),
-            # a lost request may have been applied, and only the drain decides to repeat it
+            # a lost request may have been applied; only the drain decides whether to repeat it
             max_retries=0,
             retry_on_timeout=False,
             retry_on_status=(),
-            request_timeout=self._timeout,
+            request_timeout=self.timeout,
             serializers={"application/vnd.elasticsearch+json": elasticsearch.OrjsonSerializer()},
             **self._options,
         )
@@ -207,14 +254,14 @@ class Connection:
 
 
 class _Secrets:
-    """Finds secrets, and remembers them."""
+    """Finds secrets, and keeps them out of any printed form."""
 
     def __init__(self, **secrets: Secret) -> None:
         self._secrets = secrets
         self.found: dict[str, str | None] = {}
 
     def find(self) -> bool:
-        """Look all of them up; tell whether any has changed."""
+        """Look all secrets up, and return whether any has changed."""
         before = self.found
         self.found = {name: secret() if callable(secret) else secret for name, secret in self._secrets.items()}
         return self.found != before

@@ -1,14 +1,14 @@
-"""What an index of the sink looks like, and whether one that is there can hold the guarantees (pure).
+"""The definition of an index of the sink, and whether an existing index can hold the guarantees (pure).
 
 ============================  ==============================================================================
 name                          is
 ============================  ==============================================================================
-the user's, such as           an alias of one index, with a filter that hides tombstones; readers and this
-``orders``                    sink use it
-``orders-000001``             the index behind it, where the sink creates it
-``xq_control``                an index with one document a queue: its control record; and one, ``*``, for all of them:
-                              the stores that feed the cluster, its floor, as ``fence`` the milliseconds that the
-                              slowest of all sinks waits for an answer, and which index stood behind each alias
+the user's, such as           an alias of one index, with a filter that hides tombstones. Readers and this sink use
+``orders``                    it
+``orders-000001``             the index behind it, if the sink creates it
+``xq_control``                an index with one control record per queue, and one document, ``*``, for all queues: the
+                              stores that feed the cluster, its floor, as ``fence`` the longest timeout of all sinks
+                              in milliseconds, and the index behind each alias
 ============================  ==============================================================================
 """
 
@@ -19,15 +19,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from export_queue.core.sinks import naming
 from export_queue.core.sinks.control import ControlRecord, FloorRecord
 
 RESERVED = "_xq"
-"""The field of tombstones; no document of a user has it."""
+"""The field of tombstones. No document of a user may have it."""
 CONTROL = "xq_control"
 WHOLE_SINK = "*"
-"""Stands for all queues; none is called so."""
+"""Stands for all queues; no queue has this id."""
 
 _HIDDEN = {"bool": {"must_not": [{"term": {f"{RESERVED}.deleted": True}}]}}
 _DURABLE = {"index": {"translog": {"durability": "request"}}}
@@ -47,20 +48,19 @@ _CONTROL_MAPPING = {
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 
 Found = Mapping[str, Any]
-"""What the server says of a name: by index its aliases, mappings and settings."""
+"""The server's description of a name: aliases, mappings and settings by index."""
 
 
 def check_template(template: str) -> str:
-    """Check a template of names.
+    """Check a template of names, and return its normal form.
 
-    :returns: the template in its normal form.
-    :raises SinkConfigurationError: another field than ``$collection``, or a name that no alias may have.
+    :raises SinkConfigurationError: it has a field other than ``$collection``, or no alias can have the names.
     """
     return naming.check_template(template, refuse_name, what="index")
 
 
 def refuse_name(name: str) -> str | None:
-    """Say why an alias cannot have a name."""
+    """Return why an alias cannot have a name; None if it can."""
     if not _NAME.fullmatch(name):
         return f"index {name[:100]!r}: expected 1 to 200 of a-z, 0-9, _ . -, the first a letter or a digit"
     if name == CONTROL:
@@ -69,10 +69,7 @@ def refuse_name(name: str) -> str | None:
 
 
 def fill_collections(template: str, collections: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Name the alias of each collection.
-
-    :returns: the alias by collection, and why a collection is refused.
-    """
+    """Return the alias of each collection, and the reasons why collections are refused."""
     return naming.name_collections(template, collections, refuse_name)
 
 
@@ -88,25 +85,29 @@ def control_definition() -> tuple[str, dict[str, Any]]:
     return CONTROL, {"settings": {"index": index}, "mappings": _CONTROL_MAPPING}
 
 
+def control_path(queue_id: str) -> str:
+    """Return the path of a queue's control record."""
+    return f"/{CONTROL}/_doc/{quote(queue_id, safe='')}"
+
+
 Request = tuple[str, str, Mapping[str, Any]]
 """Method, path and body of a request to the server."""
 
 
 def creation(definition: tuple[str, Mapping[str, Any]]) -> Request:
-    """Return the request that creates an index."""
     name, body = definition
     return "PUT", f"/{name}", body
 
 
 def missing(alias: str, found: Found | None) -> list[Request]:
-    """Return the requests that bring about what a name leads to, or what an index behind it lacks, where that may be.
+    """Return the requests that create an alias and its index, or add what the index lacks.
 
-    :param found: what the server says of the name; None where it is unknown.
+    :param found: the server's description of the alias; None if it does not exist.
     """
     if found is None:
         return [creation(definition(alias))]
     if alias in found or len(found) != 1 or any("data_stream" in index for index in found.values()):
-        return []  # nothing that is added would mend it
+        return []  # no addition can repair it
     ((name, index),) = found.items()
     requests: list[Request] = []
     if RESERVED not in index.get("mappings", {}).get("properties", {}):
@@ -120,12 +121,12 @@ def missing(alias: str, found: Found | None) -> list[Request]:
 
 
 def console(requests: Iterable[Request]) -> str:
-    """Write requests as the console of Kibana takes them."""
+    """Write requests for Kibana's console."""
     return "\n".join(f"{method} {path}\n{json.dumps(body, indent=2)}\n" for method, path, body in requests)
 
 
 def misfits(alias: str, found: Found) -> list[str]:
-    """Say what is wrong with what a name leads to; nothing if it can be a sink."""
+    """Return the reasons why the target of a name cannot be a sink."""
     if any("data_stream" in index for index in found.values()):
         return ["it is a data stream: documents of one cannot be replaced"]
     if alias in found:
@@ -165,7 +166,7 @@ def misfits(alias: str, found: Found) -> list[str]:
 
 
 def _hides_tombstones(found: Any) -> bool:
-    """Tell whether a filter hides tombstones and nothing else, in any of the ways to write that."""
+    """Return whether a filter, in any of its notations, hides tombstones and nothing else."""
     try:
         ((kind, clauses),) = found.items()
         ((occurrence, unwanted),) = clauses.items()
@@ -180,26 +181,22 @@ def _hides_tombstones(found: Any) -> bool:
 
 
 def read_control(source: Mapping[str, Any]) -> ControlRecord:
-    """Read a control record from its document."""
     return ControlRecord(str(source["store_id"]), int(source["fence"]))
 
 
 def read_since(source: Mapping[str, Any]) -> int:
-    """Read from a control record's document the fence of the queue's first drain, or of its last readmission."""
+    """Return the fence of a queue's first drain, or of its last readmission, from its control record."""
     return int(source.get("since", 0))
 
 
 def write_control(record: ControlRecord, since: int) -> dict[str, Any]:
-    """Return the document of a control record.
-
-    :param since: the fence of the queue's first drain, or of its last readmission.
-    """
+    """Return the document of a control record; see :func:`read_since`."""
     return {"store_id": record.store_id, "fence": record.fence, "since": since}
 
 
 @dataclass(frozen=True, slots=True)
 class WholeRecord:
-    """What the record of the whole cluster holds."""
+    """The record of the whole cluster."""
 
     floor: FloorRecord = field(default_factory=FloorRecord)
     longest_ms: int = 0
@@ -207,17 +204,17 @@ class WholeRecord:
     known: Mapping[str, str] = field(default_factory=dict)
     """The identity of the index behind each alias that was written to."""
     lost: Mapping[str, int] = field(default_factory=dict)
-    """By alias whose index was lost, the fence of the queue that was readmitted then."""
+    """By alias whose index was lost: the fence of the queue that was readmitted then."""
 
 
-def read_whole(source: Mapping[str, Any]) -> WholeRecord:
-    """Read the record of the whole cluster from its document."""
+def read_whole(source: Mapping[str, Any] | None) -> WholeRecord:
+    if source is None:
+        return WholeRecord()
     floor = FloorRecord(frozenset(source["store_id"]), int(source["floor"]))
     return WholeRecord(floor, int(source["fence"]), source.get("indices", {}), source.get("lost", {}))
 
 
 def write_whole(record: WholeRecord) -> dict[str, Any]:
-    """Return the document of the record of the whole cluster."""
     return {
         "store_id": sorted(record.floor.stores),
         "fence": record.longest_ms,
@@ -228,9 +225,9 @@ def write_whole(record: WholeRecord) -> dict[str, Any]:
 
 
 def identity(found: Found) -> str:
-    """Return what tells an index from all others, from one of its name that was made anew, and from its own snapshot.
+    """Return a text that differs for every index, also after it was created again or restored from a snapshot.
 
-    The server gives each index a random text when it is created, and another one when it is restored in its place.
+    The server gives each index a random text when it is created, and another one when it is restored.
     """
     ((_, index),) = found.items()
     settings = index["settings"]["index"]
@@ -238,10 +235,9 @@ def identity(found: Found) -> str:
 
 
 def behind(template: str, found: Found) -> list[str]:
-    """Name the indices behind the aliases that a template may name and that hide tombstones.
+    """Return the indices behind aliases that match a template and hide tombstones.
 
-    :param template: of the aliases.
-    :param found: what the server says of all names that look so.
+    :param found: the server's description of all names that match the template.
     """
     return sorted(
         name
@@ -254,5 +250,5 @@ def behind(template: str, found: Found) -> list[str]:
 
 
 def may_name(template: str, alias: str) -> bool:
-    """Tell whether a template may name an alias."""
+    """Return whether a template may name an alias."""
     return re.fullmatch(naming.names_of(template), alias) is not None

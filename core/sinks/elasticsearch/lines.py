@@ -1,4 +1,4 @@
-"""The lines of a bulk request, and what would make the server refuse or misread all of them (pure)."""
+"""The lines of a bulk request, and operations that would make the server refuse or misread all of them (pure)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from export_queue.core.sinks.elasticsearch.indices import RESERVED
 from export_queue.core.sinks.operations import Operations
 
 MAX_ID_BYTES = 512
-"""One longer id, and the server refuses the whole request."""
+"""The server refuses a whole request if one id is longer."""
 MAX_DOCUMENT_BYTES = (1 << 31) - 1
 
 _PLAIN = re.compile(rb"[ !#-\[\]-~]*")
-"""Bytes that JSON writes as they are."""
+"""Bytes that JSON does not escape."""
 _SUSPECT = (RESERVED.encode(), b"\\u")
-"""Without one of these no name of a field can be the reserved one."""
+"""A document without both of these cannot have the reserved field."""
 
 
 def refuse(operations: Operations, reasons: Reasons) -> None:
-    """Refuse ids and documents that would spoil more than their own line."""
+    """Refuse ids and documents that would affect other lines of the request."""
     refuse_lengths(operations, reasons, id_bytes=MAX_ID_BYTES, document_bytes=MAX_DOCUMENT_BYTES)
     if not all(operations.ids):
         for i, record in enumerate(operations.ids):
@@ -44,14 +44,14 @@ def refuse(operations: Operations, reasons: Reasons) -> None:
 
 
 def refuse_document(document: bytes) -> str | None:
-    """Say why a document cannot be a line of a bulk request."""
+    """Return why a document cannot be a line of a bulk request; None if it can."""
     if b"\n" in document:
-        # the server would take the rest for a line of its own: a delete of another record, for instance
+        # the server would read the rest as another line, such as a delete of another record
         return "the document holds a line break: expected JSON in one line"
     if document.lstrip(b" \t\r")[:1] != b"{":
         return "the document is no JSON object"
     if not any(mark in document for mark in _SUSPECT):
-        return None  # where it is not JSON, the server says so
+        return None  # the server reports it if it is not JSON
     try:
         fields = _parsed(document)
     except ValueError as error:
@@ -63,7 +63,7 @@ def refuse_document(document: bytes) -> str | None:
 
 
 def lines_of(operations: Operations) -> list[bytes]:
-    """Return each operation as its lines: what is to be done, and the document or the tombstone."""
+    """Return the lines of each operation: the action, and the document or tombstone."""
     versions = operations.ranks()
     return [
         b'{"index":{"_id":%b,"version":%d,"version_type":"external"}}\n%b\n'
@@ -93,5 +93,5 @@ def _parsed(document: bytes) -> dict[str, object]:
     try:
         parsed: dict[str, object] = orjson.loads(document)
     except orjson.JSONDecodeError:
-        parsed = json.loads(document)  # the server takes lone surrogates, as this one does
+        parsed = json.loads(document)  # the server accepts lone surrogates, as this parser does
     return parsed

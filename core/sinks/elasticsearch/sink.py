@@ -1,4 +1,4 @@
-"""The Elasticsearch sink: bulk requests whose items carry the rank of their record as an external version."""
+"""The Elasticsearch sink: bulk requests in which the rank of each record is its external version."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from export_queue.core.drivers import check_files, client_arguments
-from export_queue.core.errors import SinkConfigurationError, SinkLostData, SinkRefused, SinkUnavailable
+from export_queue.core.errors import (
+    ExportQueueError,
+    SinkConfigurationError,
+    SinkLostData,
+    SinkRefused,
+    SinkUnavailable,
+)
 from export_queue.core.references import has_password
 from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
 from export_queue.core.sinks.control import check_loss, check_owner, stale_rank
 from export_queue.core.sinks.elasticsearch import indices, lines, sweep
-from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Meaning, items_of, whole
+from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Outcome, items_of, whole
 from export_queue.core.sinks.elasticsearch.connection import Connection, PutOff, Secret
-from export_queue.core.sinks.elasticsearch.floor import Floor, unreadable
+from export_queue.core.sinks.error_table import Fate
 from export_queue.core.sinks.naming import first_collection, is_fixed
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
 
 REQUESTS_AT_ONCE = 2
-"""How many requests of one batch are under way: while the server is at work on one, the next one is packed and sent."""
+"""Requests of one batch that are sent at the same time: while the server works on one, the next one is packed."""
 REQUEST_ROWS = 1000
 REQUEST_BYTES = 1 << 20
-"""Bytes of ids and documents of a request; a single larger operation is sent alone."""
+"""Maximum bytes of ids and documents of a request. A single larger operation is sent alone."""
 _STATUS = "errors,items.*.status,items.*.error.type"
 _REASONS = f"{_STATUS},items.*.error.reason,items.*.error.caused_by.reason"
 
@@ -37,25 +42,21 @@ class _Request:
     alias: str
     operations: Operations
     positions: Sequence[int]
-    """Of the operations, in their batch."""
-
-
-def _control_path(queue_id: str) -> str:
-    return f"/{indices.CONTROL}/_doc/{quote(queue_id, safe='')}"
+    """Positions of the operations in their batch."""
 
 
 class ElasticsearchSink:
-    """Documents in indices of one Elasticsearch cluster, each index behind an alias that hides deleted records.
+    """Documents in indices of one Elasticsearch cluster. Each index has an alias that hides deleted records.
 
-    :param hosts: URL of the cluster, or of several of its nodes.
+    :param hosts: URL of the cluster, or URLs of several nodes.
     :param username: the user.
-    :param password: the password, or a callable that returns it, asked again when the server refuses it.
-    :param api_key: an API key in the place of user and password, or a callable.
-    :param index: template of the names that readers use, from ``$collection``. A name is an alias of one index.
-    :param create_indices: whether missing indices, and the index of control records, are created.
+    :param password: the password, or a callable that returns it and is called again when the server refuses it.
+    :param api_key: an API key instead of user and password, or a callable that returns it.
+    :param index: template of the names that readers use, with ``$collection``. Each name is an alias of one index.
+    :param create_indices: whether to create missing indices, also the index of control records.
     :param client_options: further arguments of the client: ``ca_certs``, ``ssl_assert_fingerprint``, ``verify_certs``,
         ``client_cert``, ``client_key``, ``http_compress``, …
-    :param timeout: seconds to wait for an answer; a batch that takes longer counts as failed.
+    :param timeout: seconds to wait for an answer. A batch that takes longer counts as failed.
     :raises SinkConfigurationError: an option is not valid.
     """
 
@@ -91,27 +92,23 @@ class ElasticsearchSink:
         self._ready: set[str] = set()
         self._proven: set[str] = set()
         self._queue_id: str | None = None
-        """The queue whose drain is at work; None where a sink is used without a drain."""
-        # so that the server's own answer comes before the time-out
-        self._patience = f"{int(timeout * 500)}ms"
+        """The queue that is drained; None if the sink is used without a drain."""
         self._connection = Connection(
             nodes, username=username, password=password, api_key=api_key, timeout=timeout, options=options
         )
-        self._floor = Floor(self._connection, timeout=timeout)
+        self._floor = sweep.Floor(self._connection)
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0, readmit: bool = False) -> None:
-        """Check the server and remember which store feeds it; see :class:`~export_queue.core.sinks.Sink`."""
-        self._proven.clear()  # each drain proves the indices anew
+        self._proven.clear()  # each drain proves the indices again
         self._queue_id = queue_id
-        if shown and self._look(indices.CONTROL) is None:  # nothing is created where all is lost
-            check_owner(None, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown)
+        owner = {"queue_id": queue_id, "store_id": store_id, "sink": str(self)}
+        if shown and self._look(indices.CONTROL) is None:  # nothing is created if everything is lost
+            check_owner(None, **owner, fence=fence, shown=shown)
         self._ensure(indices.CONTROL, indices.control_definition())
-        path = _control_path(queue_id)
 
-        def record() -> None:
-            source, guard = self._read_control(queue_id)
+        def decide(source: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
             found = indices.read_control(source) if source is not None else None
-            wanted = check_owner(found, queue_id=queue_id, store_id=store_id, fence=fence, sink=str(self), shown=shown)
+            wanted = check_owner(found, **owner, fence=fence, shown=shown)
             known_since = indices.read_since(source) if source is not None else fence
             since = fence if readmit else known_since
             if readmit:
@@ -119,34 +116,22 @@ class ElasticsearchSink:
             else:
                 self._prove_first(queue_id)
             self._floor.register_store(store_id)
-            if wanted == found and since == known_since:
-                return
-            params = {**guard, "timeout": self._patience}
-            body = indices.write_control(wanted, since)
-            status, answer = self._connection.ask("PUT", path, params=params, body=body)
-            if status in (200, 201):
-                return
-            outcome = whole(status, answer)
-            if outcome.meaning not in (Meaning.STALE, Meaning.BUSY):
-                raise outcome.explain(f"{self}, {indices.CONTROL}")
-            raise PutOff(SinkUnavailable(f"{self}: the control record of queue {queue_id!r} changes all the time"))
+            return None if wanted == found and since == known_since else indices.write_control(wanted, since)
 
-        self._connection.repeat(record)
+        complaint = f"{self}: the control record of queue {queue_id!r} changes all the time"
+        self._connection.change(indices.control_path(queue_id), decide, complaint)
         if readmit:
             self._ready.clear()  # what this object saw before the loss may be gone
             self._proven.clear()
             self._prove_first(queue_id)
 
     def binding(self) -> Mapping[str, Any]:
-        """Template of the indices; see :class:`~export_queue.core.sinks.BoundSink`."""
         return {"kind": "elasticsearch", "index": self._template}
 
     def continue_drain(self, queue_id: str) -> None:
-        """Take the batches of a queue; see :class:`~export_queue.core.sinks.ContinuingSink`."""
         self._queue_id = queue_id
 
     def apply(self, operations: Operations) -> ApplyResult:
-        """Apply a batch; see :class:`~export_queue.core.sinks.Sink`."""
         aliases, refused = indices.fill_collections(self._template, set(operations.collections))
         reasons: Reasons = {}
         refuse_collections(operations, reasons, refused, queue_id=self._queue_id)
@@ -155,56 +140,30 @@ class ElasticsearchSink:
         try:
             return apply_batch(retarget(operations, aliases), reasons=reasons, write=self._write)
         except Exception:
-            self._ready.clear()  # look at the indices again: they may have become others
+            self._ready.clear()  # the indices may have been replaced: check them again
             self._proven.clear()
             raise
 
     def sweep(self, *, store_id: str, floor: int) -> int:
-        """Remove tombstones; see :class:`~export_queue.core.sinks.SweepableSink`.
-
-        It waits for a while after it has raised the floor: see :mod:`export_queue.core.sinks.elasticsearch.floor`.
-        """
+        """Remove tombstones. After raising the floor, wait until all requests under way have ended."""
         self._ensure(indices.CONTROL, indices.control_definition())
         raised = self._floor.raise_floor(store_id, floor)
         return sweep.sweep(self._connection, template=self._template, floor=raised)
 
     def create(self, collection: str) -> None:
-        """Create the index of a collection, and its alias, if they are missing.
-
-        :param collection: the collection.
-        """
+        """Create the index of a collection, and its alias, if they are missing."""
         self._prepare(self._alias(collection))
 
     def ddl(self, *collections: str) -> str:
-        """Return the requests that bring about what the sink still needs, to be sent by a user with more rights.
-
-        See :class:`~export_queue.core.sinks.PreparableSink`.
-
-        :param collections: whose indices are wanted; the index of control records comes first.
-        """
         return indices.console(self._missing(collections))
 
     def run_ddl(self, *collections: str) -> str:
-        """Bring about what the sink still needs.
-
-        :param collections: whose indices are wanted.
-        :returns: the requests.
-        :raises SinkConfigurationError: an index cannot be a sink even so.
-        """
         requests = self._missing(collections)
 
         def attempt() -> None:
             for request in self._missing(collections):
-                method, path, body = request
-                status, answer = self._connection.ask(method, path, body=body)
-                outcome = whole(status, answer)
-                if outcome.type == "resource_already_exists_exception" or outcome.meaning is Meaning.BUSY:
-                    raise PutOff(SinkUnavailable(f"{self}: {path} exists already, and is not what the sink needs"))
-                if outcome.meaning is Meaning.UNAVAILABLE:
-                    raise outcome.explain(f"{self}, {path}")
-                if status != 200:
-                    hint = f"let a user with more rights send:\n{indices.console([request])}"
-                    raise SinkRefused(f"{self}, {path}: {outcome}", hint=hint)
+                taken = SinkUnavailable(f"{self}: {request[1]} exists already, and is not what the sink needs")
+                self._send_request(request, taken=taken)
 
         self._connection.repeat(attempt)
         for collection in collections:
@@ -219,7 +178,6 @@ class ElasticsearchSink:
         return found
 
     def close(self) -> None:
-        """Close all connections."""
         self._connection.close()
 
     def _write(self, operations: Operations) -> ApplyResult:
@@ -237,7 +195,6 @@ class ElasticsearchSink:
         return self._write_above(operations, floor)
 
     def _write_above(self, operations: Operations, floor: int) -> ApplyResult:
-        """Write operations that all are above the floor."""
         requests = list(_requests(operations))
         written, rejected = 0, list[Rejection]()
         for request, answers in zip(requests, self._settle_all(requests, floor), strict=True):
@@ -245,22 +202,22 @@ class ElasticsearchSink:
                 written += len(answers)
                 continue
             for i, answer in zip(request.positions, answers, strict=True):
-                if answer.meaning is Meaning.WRITTEN:
+                if answer.meaning is Outcome.WRITTEN:
                     written += 1
-                elif answer.meaning is not Meaning.STALE:
+                elif answer.meaning is not Outcome.STALE:
                     rejected.append(Rejection(i, str(answer)))
         rejected.sort(key=lambda rejection: rejection.position)
         return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
 
     def _settle_all(self, requests: Sequence[_Request], floor: int) -> list[list[Answer]]:
-        """Settle requests, of which some are under way at once: their records are distinct, so any order will do."""
+        """Settle requests, several at the same time. Their records are distinct, so that the order does not matter."""
 
         def settle(request: _Request) -> list[Answer]:
             return self._settle(request.alias, lines.lines_of(request.operations), floor)
 
         if len(requests) == 1:
             return [settle(requests[0])]
-        # Leaving the block waits for the threads: when a batch counts as failed, nothing of it is on its way.
+        # leaving the block waits for the threads: when a batch counts as failed, none of its requests is under way
         with ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="export-queue-bulk") as threads:
             under_way = [threads.submit(settle, request) for request in requests]
             try:
@@ -271,23 +228,23 @@ class ElasticsearchSink:
                 raise
 
     def _settle(self, alias: str, wanted: Sequence[bytes], floor: int, reasons: bool = False) -> list[Answer]:
-        """Send operations until each of them is written, stale or refused for ever."""
+        """Send operations until each of them is written, stale or permanently refused."""
         answers = self._send_patiently(alias, wanted, floor, reasons)
         if answers.count(DONE) == len(answers):
             return answers
-        poison = [i for i, answer in enumerate(answers) if answer.meaning is Meaning.POISON]
+        poison = [i for i, answer in enumerate(answers) if answer.meaning is Fate.REJECTED]
         if not poison or reasons:
             return answers
         if any(answers[i].type not in OF_DOCUMENTS for i in poison):
-            self._check(alias)  # an index that is not fit any more refuses operations that are not to blame
-        # asked for in every answer, the reasons of all that is stale would cost more than everything else
+            self._check(alias)  # an index that is no longer fit refuses operations that are valid
+        # reasons are requested only here: those of stale operations would cost more than everything else
         again = self._settle(alias, [wanted[i] for i in poison], floor, reasons=True)
         for i, answer in zip(poison, again, strict=True):
             answers[i] = answer
         return answers
 
     def _send_patiently(self, alias: str, wanted: Sequence[bytes], floor: int, reasons: bool) -> list[Answer]:
-        """Send operations, and those again, after longer and longer pauses, for which the server has no room."""
+        """Send operations. Send those for which the server has no room again, after increasing pauses."""
         answers: dict[int, Answer] = {}
         waiting: Sequence[int] = range(len(wanted))
 
@@ -297,7 +254,7 @@ class ElasticsearchSink:
             if not answers and found.count(DONE) == len(found):
                 return found
             answers.update(zip(waiting, found, strict=True))
-            waiting = [i for i in waiting if answers[i].meaning is Meaning.BUSY]
+            waiting = [i for i in waiting if answers[i].meaning is Fate.AGAIN]
             if waiting:
                 many = f"{len(waiting)} operations put off {self._connection.retry.attempts} times"
                 raise PutOff(answers[waiting[0]].explain(f"{self}, {alias}: {many}"))
@@ -306,7 +263,7 @@ class ElasticsearchSink:
         return self._connection.repeat(send_waiting)
 
     def _send(self, alias: str, wanted: Sequence[bytes], floor: int, reasons: bool) -> list[Answer]:
-        """Send one bulk request, or several smaller ones where the server refuses it as a whole."""
+        """Send one bulk request, or several smaller ones if the server refuses it as a whole."""
         answers = [DONE] * len(wanted)
 
         def attempt(chosen: range) -> Answer | None:
@@ -323,20 +280,20 @@ class ElasticsearchSink:
     def _request(self, alias: str, wanted: Sequence[bytes], floor: int, reasons: bool) -> list[Answer] | Answer:
         """Send one bulk request.
 
-        :returns: an answer to each operation, or one to all of them: together they are too much or not acceptable.
+        :returns: an answer to each operation, or one answer to all if the request as a whole is refused.
         """
         params = {
             "require_alias": "true",
-            "timeout": self._patience,
+            "timeout": self._connection.patience,
             "filter_path": _REASONS if reasons else _STATUS,
         }
         self._floor.require(floor)
         status, body = self._connection.ask("POST", f"/{alias}/_bulk", params=params, body=b"".join(wanted))
         if status != 200:
             answer = whole(status, body)
-            if answer.meaning is Meaning.BUSY:
+            if answer.meaning is Fate.AGAIN:
                 return [answer] * len(wanted)
-            if answer.meaning in (Meaning.TOO_LARGE, Meaning.POISON):
+            if answer.meaning in (Outcome.TOO_LARGE, Fate.REJECTED):
                 return answer
             raise answer.explain(f"{self}, {alias}")
         answers = list(items_of(body))
@@ -345,8 +302,8 @@ class ElasticsearchSink:
                 f"{self}, {alias}: {len(answers)} answers to {len(wanted)} operations; which belongs to which?"
             )
         for i, answer in enumerate(answers) if answers.count(DONE) != len(answers) else ():
-            if answer.meaning in (Meaning.UNAVAILABLE, Meaning.REFUSED, Meaning.UNFIT):
-                if not reasons:  # they say which block it is, or what else is wrong
+            if answer.meaning in (Fate.LATER, Fate.REFUSED, Fate.CONFIGURATION):
+                if not reasons:  # the reasons name the block, or the problem
                     self._request(alias, [wanted[i]], floor, reasons=True)
                 raise answer.explain(f"{self}, {alias}")
         return answers
@@ -358,7 +315,7 @@ class ElasticsearchSink:
         return aliases[collection]
 
     def _prove_first(self, queue_id: str) -> None:
-        """Prove, before a drain reads, the index that it will write to as far as that is known by now."""
+        """Before a drain reads, prove the index that it will probably write to."""
         collection = first_collection(queue_id)
         alias = indices.fill_collections(self._template, [collection])[0].get(collection)
         if alias is None:
@@ -367,33 +324,23 @@ class ElasticsearchSink:
         if is_fixed(self._template) or alias in record.known or alias in record.lost:
             self._prepare(alias)
 
-    def _read_control(self, queue_id: str) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:
-        """Read a queue's control record, and on what condition it may be replaced."""
-        status, answer = self._connection.ask("GET", _control_path(queue_id))
-        if status == 200:
-            guard = {"if_seq_no": str(answer["_seq_no"]), "if_primary_term": str(answer["_primary_term"])}
-            return answer["_source"], guard
-        if status == 404:
-            return None, {"op_type": "create"}
-        raise unreadable(whole(status, answer), f"{self}, {indices.CONTROL}")
-
     def _forget_lost(self, fence: int) -> None:
-        """Forget the indices that were written to and are not there any more as they were.
+        """Forget the indices that were written to and no longer exist unchanged.
 
-        :param fence: of the queue that goes on without what they held.
+        :param fence: fence of the queue that continues without their content.
         """
-        for alias, identity in self._floor.known_indices().items():
+        for alias, identity in self._floor.whole_record().known.items():
             if indices.may_name(self._template, alias) and self._identity(alias) != identity:
                 self._floor.forget_index(alias, fence=fence)
 
     def _prepare(self, alias: str) -> None:
-        """Make sure, once, that an alias is there and can hold the guarantees; once a drain, that it lost nothing."""
+        """Check once that an alias exists and can hold the guarantees, and once per drain that it lost nothing."""
         if alias in self._proven:
             return
         record = self._floor.whole_record()
         known, lost_at = record.known.get(alias), record.lost.get(alias)
         if lost_at is not None and self._queue_id is not None:
-            source, _ = self._read_control(self._queue_id)
+            source, _ = self._connection.read(indices.control_path(self._queue_id))
             since = None if source is None else indices.read_since(source)
             check_loss(lost_at, since, what=f"the index behind {alias!r}", queue_id=self._queue_id, sink=str(self))
         if alias not in self._ready:
@@ -408,9 +355,9 @@ class ElasticsearchSink:
         self._proven.add(alias)
 
     def _prove(self, alias: str, known: str) -> None:
-        """Make sure that an alias leads to the index that it was known to lead to.
+        """Check that the index behind an alias is the recorded one.
 
-        :raises SinkLostData: it leads to another one, or to none.
+        :raises SinkLostData: it is another one, or there is none.
         """
         found = self._identity(alias)
         if found == known:
@@ -448,30 +395,38 @@ class ElasticsearchSink:
         return found
 
     def _ensure(self, name: str, definition: tuple[str, Mapping[str, Any]]) -> None:
-        """Create what is missing; another process may do the same at this moment."""
-        index, body = definition
-        request = indices.console([indices.creation(definition)])
+        """Create what is missing. Another process may do the same at this moment."""
+        request = indices.creation(definition)
+        text = indices.console([request])
+        taken = SinkConfigurationError(
+            f"{self} has an index {definition[0]!r}, but nothing is called {name!r}",
+            hint=f"give that index the alias, or remove it; the sink would create:\n{text}",
+        )
 
         def create() -> None:
             if name in self._ready or self._look(name) is not None:
                 return
             if not self._create:
-                raise SinkRefused(f"{self} has no {name!r}", hint=f"create it:\n{request}")
-            status, answer = self._connection.ask("PUT", f"/{index}", body=body)
-            outcome = whole(status, answer)
-            if outcome.type == "resource_already_exists_exception" or outcome.meaning is Meaning.BUSY:
-                raise PutOff(
-                    SinkConfigurationError(
-                        f"{self} has an index {index!r}, but nothing is called {name!r}",
-                        hint=f"give that index the alias, or remove it; the sink would create:\n{request}",
-                    )
-                )
-            if outcome.meaning is Meaning.UNAVAILABLE:
-                raise outcome.explain(f"{self}, {index}")
-            if status != 200:
-                raise SinkRefused(f"{self}, {index}: {outcome}", hint=f"let a user with more rights send:\n{request}")
+                raise SinkRefused(f"{self} has no {name!r}", hint=f"create it:\n{text}")
+            self._send_request(request, taken=taken)
 
         self._connection.repeat(create)
+
+    def _send_request(self, request: indices.Request, *, taken: ExportQueueError) -> None:
+        """Create or change an index.
+
+        :param taken: error if an index of this name still exists after all repetitions.
+        """
+        method, path, body = request
+        status, answer = self._connection.ask(method, path, body=body)
+        outcome = whole(status, answer)
+        if outcome.type == "resource_already_exists_exception" or outcome.meaning is Fate.AGAIN:
+            raise PutOff(taken)
+        if outcome.meaning is Fate.LATER:
+            raise outcome.explain(f"{self}, {path}")
+        if status != 200:
+            hint = f"let a user with more rights send:\n{indices.console([request])}"
+            raise SinkRefused(f"{self}, {path}: {outcome}", hint=hint)
 
     def __str__(self) -> str:
         return str(self._connection)
@@ -481,7 +436,7 @@ class ElasticsearchSink:
 
 
 def _requests(operations: Operations) -> Iterator[_Request]:
-    """Cut a batch into requests."""
+    """Divide a batch into requests."""
     by_alias: dict[str, list[int]] = {}
     for i, alias in enumerate(operations.collections):
         by_alias.setdefault(alias, []).append(i)
