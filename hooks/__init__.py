@@ -1,4 +1,4 @@
-"""Airflow hooks: the store and the sinks, on the connections that users have."""
+"""Airflow hooks: stores and sinks by their Airflow connections."""
 
 from export_queue.hooks.command_line import open_store_of_connection, sink_of_connection
 from export_queue.hooks.described import Described, environment

@@ -1,4 +1,4 @@
-"""Stores and sinks that a person names on the command line by the id of a connection."""
+"""Stores and sinks that the command line names by the id of a connection."""
 
 from __future__ import annotations
 
@@ -17,30 +17,26 @@ if TYPE_CHECKING:
 
 
 def open_store_of_connection(conn_id: str) -> Store:
-    """Open the store that a connection leads to; the caller closes it.
-
-    :param conn_id: id of the connection.
-    """
-    with _airflow_off_the_output():
+    """Open the store of a connection; the caller closes it."""
+    with _airflow_logs_to_stderr():
         return ExportQueueHook(conn_id).get_store()
 
 
 @contextmanager
 def sink_of_connection(conn_id: str, options: Mapping[str, Any]) -> Iterator[SinkSpec]:
-    """Describe the sink that a connection leads to, for a block in which its secrets can be found.
+    """Describe the sink of a connection; its secrets can be resolved during the block.
 
-    :param conn_id: id of the connection.
-    :param options: options that the connection does not give.
+    :param options: options that the connection does not set.
     """
-    with _airflow_off_the_output():
+    with _airflow_logs_to_stderr():
         described = sink_hook(conn_id).describe(options)
     with environment(described.variables):
         yield described.spec
 
 
 @contextmanager
-def _airflow_off_the_output() -> Iterator[None]:
-    """Keep lines of Airflow's log out of a command's output, and its remark on our type of connections out of both."""
+def _airflow_logs_to_stderr() -> Iterator[None]:
+    """Keep Airflow's log lines out of a command's output, and discard its remark on our connection type."""
     import structlog
 
     processors = structlog.get_config()["processors"]  # changed in place: loggers keep this list

@@ -1,4 +1,4 @@
-"""Reads Airflow's connections: clear errors for missing ones, addresses of databases with the password kept apart."""
+"""Reading Airflow's connections: clear errors for missing ones, database addresses with a separate password."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection
 
 SQL_TYPES = ("postgres", "sqlite")
-"""Connection types that lead to a SQL database."""
+"""Connection types of SQL databases."""
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
-"""Airflow's variable that says whose process this is."""
+"""The environment variable by which Airflow knows the kind of process."""
 
 
 class MissingConnection(ConfigurationError, AirflowNotFoundException):
-    """Airflow has no connection of this id."""
+    """Airflow has no connection with this id."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlAddress:
-    """The address of a SQL database; the password never stands in the URL and is never shown.
+    """The address of a SQL database. The password is never part of the URL and never shown.
 
     :param url: SQLAlchemy URL without a password.
     :param password: the password, or None.
@@ -43,17 +43,16 @@ class SqlAddress:
 
     @property
     def is_sqlite(self) -> bool:
-        """Tell whether the database is a file that only this machine sees."""
+        """Return whether the database is a file, which only this machine can open."""
         return self.url.startswith("sqlite")
 
 
 def find_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
     """Return a connection.
 
-    :param conn_id: id of the connection.
-    :param example: fields of a fitting connection, for the error.
+    :param example: fields of a valid connection, for the error.
     :raises MissingConnection: Airflow has no such connection; the error shows the variable that would define it.
-    :raises InvalidArgument: its extra is no JSON object.
+    :raises InvalidArgument: its extra is not a JSON object.
     """
     if not conn_id or not isinstance(conn_id, str):
         raise InvalidArgument(f"a connection's id: expected text, found {conn_id!r}")
@@ -74,7 +73,7 @@ async def afind_connection(conn_id: str, *, example: Mapping[str, Any]) -> Conne
 
 
 def _with_readable_extra(connection: Connection) -> Connection:
-    """Refuse an extra that Airflow cannot read: it goes on without one, and so without what it demands."""
+    """Refuse an extra that Airflow cannot read. Airflow would ignore it, with all that it requires."""
     try:
         found = json.loads(connection.extra or "{}")
     except ValueError:
@@ -88,16 +87,16 @@ def _with_readable_extra(connection: Connection) -> Connection:
 
 
 def _as_airflows_own_commands() -> AbstractContextManager[None]:
-    # Outside of a task Airflow asks variables and secrets backends only, unless a process says that it may use
-    # Airflow's database: a person's script or command line may, where `airflow connections` does.
+    # Outside a task Airflow reads only variables and secrets backends, unless a process declares that it may use
+    # Airflow's database. A user's script or command line may, as `airflow connections` does.
     return nullcontext() if _CONTEXT in os.environ else environment({_CONTEXT: "server"})
 
 
 def missing(conn_id: str, example: Mapping[str, Any]) -> MissingConnection:
-    """Build the error for a connection that Airflow does not know."""
+    """Make the error for a connection that Airflow does not know."""
     variable = f"AIRFLOW_CONN_{conn_id.upper()}"
     if variable in os.environ:
-        # Airflow answers "not defined" also for a value that it cannot read.
+        # Airflow reports "not defined" also for a value that it cannot read.
         return MissingConnection(
             f"connection {conn_id!r} cannot be read: the value of {variable} is neither valid JSON nor a valid URI",
             hint=f"for example: {variable}='{json.dumps(dict(example))}'",
@@ -109,16 +108,15 @@ def missing(conn_id: str, example: Mapping[str, Any]) -> MissingConnection:
 
 
 def option(extra: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """Read a field of a connection's extra; forms write untouched fields as null, so null means the default."""
+    """Read a field of a connection's extra. Forms write untouched fields as null, so null means the default."""
     value = extra.get(name)
     return default if value is None or value == "" else value
 
 
 def sql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
-    """Turn a ``postgres`` or ``sqlite`` connection into an address.
+    """Convert a ``postgres`` or ``sqlite`` connection to an address.
 
-    :param connection: the connection.
-    :param extra: its extra fields; the caller reads them, since an event loop does so in another way.
+    :param extra: its extra fields; the caller reads them, because an event loop does so in another way.
     :raises InvalidArgument: the connection has another type, or names no database.
     """
     if connection.conn_type == "sqlite":
@@ -132,11 +130,9 @@ def sql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
 
 
 def mysql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
-    """Turn a ``mysql`` connection into an address, as Airflow's MySQL provider reads it.
+    """Convert a ``mysql`` connection to an address, as Airflow's MySQL provider reads it.
 
-    :param connection: the connection.
-    :param extra: its extra fields.
-    :raises InvalidArgument: the connection names no database, or asks for something unsupported.
+    :raises InvalidArgument: the connection names no database, or requires something unsupported.
     """
     from sqlalchemy import URL
 
@@ -164,13 +160,12 @@ def mysql_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddres
 
 
 def split_url(text: str, *, where: str, login: str | None = None, password: str | None = None) -> SqlAddress:
-    """Read a database URL that a person wrote, and separate the password from it.
+    """Parse a database URL, and separate the password from it.
 
-    :param text: the URL.
-    :param where: place of the URL, for errors.
-    :param login: user of a URL that names none.
-    :param password: password that precedes the URL's own.
-    :raises InvalidArgument: it is no such URL, has an option that its driver does not take, or names another user.
+    :param where: where the URL was found, for errors.
+    :param login: user, if the URL names none.
+    :param password: takes precedence over the URL's password.
+    :raises InvalidArgument: the URL is not valid, has an option that its driver does not accept, or names another user.
     """
     from export_queue.core.drivers import check_sql_url, parse_url, password_of, postgresql_arguments, postgresql_url
 
@@ -221,10 +216,7 @@ def _check_path(path: str | None, where: str) -> None:
 
 
 def refuse_fields(connection: Connection, *names: str) -> None:
-    """Refuse fields that a connection of this kind has no use for.
-
-    :raises InvalidArgument: one of them is filled in.
-    """
+    """Refuse fields that have no meaning in a connection of this kind."""
     if filled := [name for name in names if getattr(connection, name)]:
         raise InvalidArgument(
             f"connection {connection.conn_id!r}: {', '.join(filled)} cannot be honoured",

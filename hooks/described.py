@@ -1,4 +1,4 @@
-"""Descriptions of stores and sinks, beside the variables that carry their secrets to other processes."""
+"""Descriptions of stores and sinks, with the environment variables that pass their secrets to other processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Spec = TypeVar("Spec")
 
 @dataclass(frozen=True, slots=True)
 class Described(Generic[Spec]):
-    """A description that holds no secret, and the secrets that its references name.
+    """A description without secrets, and the values of the secrets to which it refers.
 
     :param spec: a :class:`StoreSpec` or :class:`SinkSpec`; its secrets are references such as ``env:NAME``.
     :param variables: values of the environment variables that these references name; never shown.
@@ -25,10 +25,10 @@ class Described(Generic[Spec]):
 
 @contextmanager
 def environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of this process, and so of the programs it starts, for the duration of a block.
+    """Set environment variables of this process, and of the programs that it starts, during a block.
 
-    Secrets go this way: unlike operator fields, configuration and arguments, the environment is neither rendered,
-    stored, logged nor shown in the list of processes.
+    Secrets are passed this way because, unlike operator fields, configuration and arguments, the environment is neither
+    rendered, stored, logged nor shown in the list of processes.
 
     :param values: the variables; None unsets one.
     """

@@ -102,7 +102,7 @@ class ElasticsearchSinkHook(SinkHook):
 
 
 def _scheme(schema: str | None, scheme: str | None, use_ssl: bool | None, where: str) -> str | None:
-    """Find the scheme of all nodes, which a connection can name in three ways."""
+    """Return the scheme of all nodes, which a connection can set in three ways."""
     by_switch = None if use_ssl is None else "https" if use_ssl else "http"
     named = {"schema": (schema or "").lower(), "scheme": scheme, "use_ssl": by_switch}
     found = {name: value for name, value in named.items() if value}
@@ -115,7 +115,7 @@ def _scheme(schema: str | None, scheme: str | None, use_ssl: bool | None, where:
 
 
 def _node(name: str, scheme: str | None, port: int | None, where: str) -> str:
-    """Write the URL of a node, whose name may be a URL; nothing that both say may differ."""
+    """Make the URL of a node. Its name may be a URL, which must not contradict the connection."""
     bare = f"[{name}]" if name.count(":") > 1 and "://" not in name and not name.startswith("[") else name
     try:
         url = urlsplit(name if "://" in name else f"//{bare}")

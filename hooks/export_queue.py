@@ -35,7 +35,7 @@ STORE = Driver(
     "an Export Queue connection",
     {"behind_pooler": flag, "segments": text, "sql_conn_id": text, "store_schema": text},
 )
-"""The extra fields of a store; options of its database belong in the URL, or in the connection of sql_conn_id."""
+"""The extra fields of a store. Options of its database belong in the URL or in the connection of sql_conn_id."""
 
 _EXAMPLE = {"conn_type": "export_queue", "host": "sqlite:////var/lib/exports.db"}
 _SQL_EXAMPLE = {"conn_type": "postgres", "host": "db.example", "schema": "exports", "login": "exports", "password": "…"}
@@ -44,7 +44,7 @@ _SQL_EXAMPLE = {"conn_type": "postgres", "host": "db.example", "schema": "export
 def open_store(store: Described[StoreSpec]) -> Store:
     """Open a described store; the caller closes it.
 
-    The password goes to the store directly: a process such as the triggerer has several stores and one environment.
+    The password is passed directly, because a process such as the triggerer has several stores and one environment.
     """
     from export_queue.core.client import Store
 
@@ -59,10 +59,10 @@ def open_store(store: Described[StoreSpec]) -> Store:
 
 
 class ExportQueueHook(BaseHook):
-    """Opens the store that a connection leads to.
+    """Opens the store of a connection.
 
-    The connection is of the type ``export_queue``, which holds the store's URL or the id of another SQL connection,
-    or directly any ``postgres`` or ``sqlite`` connection.
+    The connection has the type ``export_queue`` and contains the store's URL or the id of a SQL connection; or it is a
+    ``postgres`` or ``sqlite`` connection itself.
 
     :param export_queue_conn_id: id of the connection.
     """
@@ -80,7 +80,7 @@ class ExportQueueHook(BaseHook):
         """Describe the store.
 
         :raises MissingConnection: Airflow has no such connection.
-        :raises InvalidArgument: the connection does not lead to a store.
+        :raises InvalidArgument: the connection does not describe a store.
         """
         connection = find_connection(self.export_queue_conn_id, example=_EXAMPLE)
         own, rest = _fields(connection, connection.extra_dejson)
@@ -90,7 +90,7 @@ class ExportQueueHook(BaseHook):
         return _described(own, _own_address(connection, rest))
 
     async def adescribe(self) -> Described[StoreSpec]:
-        """Describe the store, from an event loop."""
+        """Describe the store from an event loop."""
         connection = await afind_connection(self.export_queue_conn_id, example=_EXAMPLE)
         own, rest = _fields(connection, await connection.aextra_dejson())
         if linked := _linked(connection, own):
@@ -101,7 +101,7 @@ class ExportQueueHook(BaseHook):
     def get_store(self) -> Store:
         """Open the store; close it, or use it in a ``with`` statement.
 
-        :raises StoreNotCreated: the database holds no store yet.
+        :raises StoreNotCreated: the database contains no store yet.
         :raises StoreUnavailable: the database does not answer.
         """
         return open_store(self.describe())
@@ -111,9 +111,9 @@ class ExportQueueHook(BaseHook):
         return self.get_store()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Open the store and list its queues, for the test button of the form.
+        """Open the store and list its queues, for the form's test button.
 
-        The button's call runs inside of Airflow's API server, so that it waits a few seconds at most.
+        The test runs in Airflow's API server, so it waits a few seconds at most.
         """
         try:
             described = self.describe()
@@ -125,7 +125,7 @@ class ExportQueueHook(BaseHook):
 
 
 def _fields(connection: Connection, extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the fields of a store; the rest are options of the database's driver."""
+    """Read the fields of a store, and return the other ones as options of the database's driver."""
     rest = dict(extra)
     if connection.conn_type == "export_queue":
         own, rest = rest, {}
@@ -179,7 +179,7 @@ def _described(own: Mapping[str, Any], address: SqlAddress) -> Described[StoreSp
 
 
 def _hurried(store: Described[StoreSpec]) -> Described[StoreSpec]:
-    """Bound the time to connect, unless the connection has a bound."""
+    """Limit the time to connect, unless the connection sets a limit."""
     if store.spec.is_sqlite:
         return store
     from sqlalchemy import make_url

@@ -1,4 +1,4 @@
-"""What a task has done that takes effect once, however often it is retried."""
+"""Work of a task that takes effect once, however often the task is retried."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ log = logging.getLogger("export_queue.task")
 
 @dataclass(frozen=True, slots=True)
 class UnitOfWork:
-    """The work of one task that has committed under its idempotency key.
+    """The work of one task that has committed under its idempotency key, which is the task's name.
 
-    :param store: where it has.
-    :param idempotency_key: the task's name.
-    :param generation: of the key.
+    :param generation: generation of the key.
     """
 
     store: Described[StoreSpec]
@@ -30,7 +28,7 @@ class UnitOfWork:
     generation: int
 
     def accept_success(self, task_instance: Any) -> None:
-        """Let the next run of the task be new work, if Airflow has accepted its success.
+        """Make the next run of the task new work, if Airflow has accepted its success.
 
         :param task_instance: the task instance that reported success.
         """

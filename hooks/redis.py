@@ -62,7 +62,7 @@ class RedisSinkHook(SinkHook):
         if connection.login:
             target["username"] = connection.login
         password = connection.password
-        # Airflow's own hook, too, reads these texts as "no password".
+        # Airflow's own hook also reads these texts as "no password".
         is_set = password is not None and password.lower() not in ("", "none", "false")
         return target, {"password": password} if is_set and password else {}
 

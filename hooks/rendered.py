@@ -1,4 +1,4 @@
-"""Templated arguments of tasks: each takes its type, its JSON and None, whichever way Airflow renders templates."""
+"""Templated arguments of tasks. Each accepts its type, its JSON and None, however Airflow renders templates."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from airflow.sdk import BaseOperator
 from export_queue.core.arguments import given, mapping, required_text, text
 
 Reader = Callable[..., Any]
-"""Called with a value as it was rendered, and with ``what=``, the argument's name."""
+"""Called with the rendered value, and with the argument's name as ``what=``."""
 
 
 def optional(read: Reader, *, default: Any = None, **limits: Any) -> Reader:
-    """Return a reader of an argument that may be left out.
+    """Return a reader of an optional argument.
 
-    :param read: reads a value that is given.
-    :param default: stands for None.
+    :param default: replaces None.
     :param limits: further arguments of ``read``.
     """
 
@@ -35,26 +34,26 @@ def name_or(default: str) -> Reader:
 
 
 def settings(value: Any, *, what: str) -> dict[str, str] | None:
-    """Read names and texts, or their JSON; None leaves a name out."""
+    """Read a mapping of names to texts, or its JSON; names with None are left out."""
     found = mapping(value, what=what)
     return None if found is None else {name: str(one) for name, one in found.items() if one is not None}
 
 
 def untouched(value: Any, *, what: str) -> Any:
-    """Read an argument of Airflow's own: None where a template made a text of it."""
+    """Read an argument of Airflow itself; a template may have rendered None as text."""
     return given(value)
 
 
 class RenderedTask(BaseOperator):
-    """A task with templated arguments, which it reads once they are rendered."""
+    """A task with templated arguments, which it reads after they are rendered."""
 
     readers: ClassVar[Mapping[str, Reader]]
     """How each templated argument is read."""
 
     def read_arguments(self) -> None:
-        """Replace the rendered arguments by the values that they stand for. A second call changes nothing.
+        """Replace the rendered arguments by their values. A second call changes nothing.
 
-        :raises InvalidArgument: an argument is something else; the error names it.
+        :raises InvalidArgument: an argument is not valid; the error names it.
         """
         for name, read in self.readers.items():
             setattr(self, name, read(getattr(self, name), what=name))
@@ -62,7 +61,7 @@ class RenderedTask(BaseOperator):
     def _do_render_template_fields(
         self, parent: Any, template_fields: Any, context: Any, jinja_env: Any, seen_oids: set[int]
     ) -> None:
-        """Render texts to texts, in DAGs that render native objects too: the name ``1_000`` is no number."""
+        """Render texts to texts also in DAGs that render native objects: the name ``1_000`` is not a number."""
         texts = [name for name in template_fields if parent is self and _is_text(self.readers.get(name))]
         others = [name for name in template_fields if name not in texts]
         super()._do_render_template_fields(parent, others, context, jinja_env, seen_oids)

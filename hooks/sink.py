@@ -1,4 +1,4 @@
-"""The common part of the hooks to sinks: a connection becomes a description from which Spark tasks build a sink."""
+"""The common part of the sink hooks: a connection becomes a description from which Spark tasks build a sink."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from export_queue.core.sinks import SinkSpec
 
 TEST_SECONDS = 5
-"""How long the test of a connection waits; it runs inside of Airflow's API server."""
+"""Time limit for the test of a connection, which runs in Airflow's API server."""
 
 
 class SinkHook(BaseHook):
-    """Describes the sink that a connection leads to.
+    """Describes the sink of a connection.
 
     :param sink_conn_id: id of the connection.
     """
 
     kind: ClassVar[str]
-    """The kind of sink that is built."""
+    """The kind of sink."""
     conn_types: ClassVar[tuple[str, ...]]
-    """The types of connections that lead to it."""
+    """The connection types that it supports."""
     example: ClassVar[Mapping[str, Any]]
-    """A fitting connection, for errors."""
+    """A valid connection, for errors."""
     from_connection: ClassVar[frozenset[str]]
-    """Options that only the connection gives; an operator's arguments are stored and shown."""
+    """Options that only the connection may set, because an operator's arguments are stored and shown."""
 
     def __init__(self, sink_conn_id: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -43,7 +43,7 @@ class SinkHook(BaseHook):
     def describe(self, options: Mapping[str, Any] | None = None) -> Described[SinkSpec]:
         """Describe the sink.
 
-        :param options: options that the connection does not give, such as ``{"key": "customer:$id"}``.
+        :param options: options that the connection does not set, such as ``{"key": "customer:$id"}``.
         :raises MissingConnection: Airflow has no such connection.
         :raises SinkConfigurationError: the connection or the options do not describe such a sink.
         """
@@ -71,7 +71,7 @@ class SinkHook(BaseHook):
         raise NotImplementedError
 
     def test_connection(self) -> tuple[bool, str]:
-        """Reach the target once, within a few seconds."""
+        """Connect to the target once, within a few seconds."""
         try:
             return True, self._probe()
         except Exception as error:
@@ -94,5 +94,5 @@ class SinkHook(BaseHook):
         raise NotImplementedError
 
     def _probe(self) -> str:
-        """Reach the target, and return a sentence about it."""
+        """Connect to the target, and return a sentence about it."""
         raise NotImplementedError

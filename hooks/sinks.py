@@ -1,4 +1,4 @@
-"""Finds the sink that a connection, or an operator's arguments, name."""
+"""Finding the sink that a connection or an operator's arguments name."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ _HOOKS: tuple[type[RedisSinkHook] | type[SqlSinkHook] | type[ElasticsearchSinkHo
 
 
 def sink_hook(conn_id: str) -> SinkHook:
-    """Return the hook that fits a connection's type.
+    """Return the hook for a connection's type.
 
-    :param conn_id: id of the connection.
     :raises MissingConnection: Airflow has no such connection.
-    :raises SinkConfigurationError: its type leads to no sink.
+    :raises SinkConfigurationError: no sink has this type.
     """
     connection = find_connection(conn_id, example=RedisSinkHook.example)
     for hook in _HOOKS:
@@ -51,12 +50,12 @@ def resolve_sink(
 ) -> Described[SinkSpec]:
     """Describe the sink that an operator's arguments name.
 
-    :param sink_conn_id: id of a connection whose type says which sink it is.
-    :param sink_options: options that the connection does not give; a mapping, or JSON text.
+    :param sink_conn_id: id of a connection, whose type determines the sink.
+    :param sink_options: options that the connection does not set; a mapping, or JSON text.
     :param sink: instead of a connection: a description, as a value, a mapping or JSON text; or the import path
-        ``module:factory`` of a sink of the user's own, which takes ``sink_options``.
+        ``module:factory`` of the user's own sink, which takes ``sink_options``.
     :raises InvalidArgument: the arguments name no sink, or two.
-    :raises SinkConfigurationError: the description fits no sink.
+    :raises SinkConfigurationError: the description does not fit the sink.
     """
     found = mapping(sink_options, what="sink_options") or {}
     options = {name: value for name, value in found.items() if given(value) is not None or value == ""}

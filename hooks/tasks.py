@@ -1,4 +1,4 @@
-"""The name of a task: the same over retries, another one for each run and map index; and whether it has succeeded."""
+"""The name of a task, which is the same for all retries and differs by run and map index; and its recorded state."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def task_name(context: Mapping[str, Any]) -> str:
-    """Name the task of a context: ``dag/run/task``, and ``/map index`` of a mapped one, without the try.
+    """Return the name of a context's task: ``dag/run/task``, with ``/map index`` if it is mapped, without the try.
 
-    It is the idempotency key of what takes effect once, and the owner of leases that a retry takes over.
+    It is the idempotency key of work that takes effect once, and the owner of leases that a retry takes over.
     """
     instance = context["ti"]
     name = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}"
@@ -20,7 +20,7 @@ def task_name(context: Mapping[str, Any]) -> str:
 def recorded_state(task_instance: Any) -> str | None:
     """Read the state of a task instance that Airflow has recorded.
 
-    Airflow calls its listeners of success also if the report of the success was refused, so the recorded state decides.
+    Airflow also calls its success listeners if the report of the success was refused, so the recorded state decides.
     """
     index = task_instance.map_index
     mapped = index is not None and index >= 0

@@ -1,9 +1,9 @@
 """Transactional exports: what a transaction commits, and nothing else, reaches Redis, Elasticsearch and SQL.
 
-This is the package's face: import from here, and from ``export_queue.hooks``, ``.operators``, ``.sensors`` and
-``.testing``. Each name is loaded when it is first asked for, so that the import itself needs nothing but the standard
-library. Names that need Airflow (``queue_asset`` and the triggers) are not in ``__all__``, so that a star import asks
-for no Airflow, which Spark's environment must not have.
+This is the public interface: import from here, and from ``export_queue.hooks``, ``.operators``, ``.sensors`` and
+``.testing``. Each name is loaded on first use, so that the import itself needs only the standard library. Names that
+need Airflow (``queue_asset`` and the triggers) are not in ``__all__``, so that a star import does not need Airflow,
+which Spark's environment must not have.
 """
 
 from __future__ import annotations
@@ -259,16 +259,16 @@ _ROOMS = {
     "retry": "Retry",
     "transactions": "Level Participant Transaction",
 }
-"""Names by the room that they are loaded from; all others are errors."""
+"""Names by the room from which they are loaded; all others are errors."""
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 _NEED_AIRFLOW = {
     "ExportQueueNotificationTrigger": "triggers",
     "ExportQueueTrigger": "triggers",
     "queue_asset": "assets",
 }
-"""Names by the module beside this one that they are loaded from."""
+"""Names by the module next to this one from which they are loaded."""
 
-if not TYPE_CHECKING:  # with a module's __getattr__, a checker takes every name for one that exists
+if not TYPE_CHECKING:  # with a module's __getattr__, a type checker would accept every name
 
     def __getattr__(name: str) -> object:
         if name in _NEED_AIRFLOW:

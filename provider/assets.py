@@ -15,11 +15,11 @@ _PATH = re.compile(r"/[^/]+(/[^/]+)?")
 
 
 def queue_asset(queue_id: str, *, export_queue_conn_id: str = "export_queue_default") -> Asset:
-    """Return the asset of a queue: a task that adds to it has it among its outlets, a DAG that drains it follows it.
+    """Return the asset of a queue. Tasks that add to the queue have it as an outlet; DAGs that drain it depend on it.
 
     :param queue_id: the queue, or one of its subscriptions: ``airports/search``.
-    :raises ValueError: the id is neither.
-    :param export_queue_conn_id: connection of the queue's store; the same queue of another store is another asset.
+    :param export_queue_conn_id: connection of the queue's store; a queue of another store is another asset.
+    :raises ValueError: the id is not valid.
     """
     if not _PATH.fullmatch(f"/{queue_id}"):
         raise ValueError(
@@ -29,7 +29,7 @@ def queue_asset(queue_id: str, *, export_queue_conn_id: str = "export_queue_defa
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:
-    """Check the URI of a queue's asset: ``export-queue://connection/queue``, perhaps with ``/subscription``."""
+    """Check the URI of a queue's asset: ``export-queue://connection/queue``, optionally with ``/subscription``."""
     if not uri.netloc or not _PATH.fullmatch(uri.path):
         raise ValueError(f"expected {SCHEME}://connection/queue or …/queue/subscription, found {uri.geturl()}")
     return uri

@@ -42,7 +42,7 @@ class ExportTransactionOperator(RenderedTask, DecoratedOperator, PythonOperator)
     :param export_queue_conn_id: connection of the store. (templated)
     :param transaction_timeout: seconds after which the transaction can no longer commit. A function that itself takes
         longer fails the task at once.
-    :param attempts: most runs of the function, each from its start, when its transaction meets a conflict.
+    :param attempts: maximum number of runs of the function, each from its start, if its transaction has a conflict.
     """
 
     readers: ClassVar[Mapping[str, Reader]] = {"export_queue_conn_id": name_or(ExportQueueHook.default_conn_name)}
@@ -101,14 +101,14 @@ class ExportTransactionOperator(RenderedTask, DecoratedOperator, PythonOperator)
         if not calls:
             self.log.warning(
                 "Transaction %r committed in an earlier try, so the function was not called; returning the stored "
-                "result. To run it anew, run `export-queue idempotency %s --close` and clear the task.",
+                "result. To run it again, run `export-queue idempotency %s --close` and clear the task.",
                 self._idempotency_key,
                 shlex.quote(self._idempotency_key),
             )
         return result
 
     def accept_success(self, task_instance: Any) -> None:
-        """Let the next run of this task be new work, if Airflow has accepted its success.
+        """Make the next run of this task new work, if Airflow has accepted its success.
 
         :param task_instance: the task instance that reported success.
         """
@@ -119,10 +119,10 @@ class ExportTransactionOperator(RenderedTask, DecoratedOperator, PythonOperator)
 def export_transaction_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> TaskDecorator:
-    """Make a task of a function that gets a transaction as its keyword argument ``tx``.
+    """Make a task of a function that receives a transaction as its keyword argument ``tx``.
 
     What the function writes through ``tx`` commits when it returns, together with its result, which must be JSON. It
-    may run several times before one commit succeeds, so its other effects must bear repetition.
+    may run several times before one commit succeeds, so its other effects must be safe to repeat.
 
     :param python_callable: the function.
     :param multiple_outputs: whether a returned mapping becomes one XCom per key.
@@ -139,7 +139,7 @@ def export_transaction_task(
 
 
 def _without_transaction(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Hide ``tx`` from Airflow, which would ask for its value when the DAG is written."""
+    """Hide ``tx`` from Airflow, which would require its value when the DAG is parsed."""
     name = name_of(function)
     try:
         check_runs(function, "@task.export_transaction")
@@ -152,7 +152,7 @@ def _without_transaction(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def outside(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(f"{name} runs only as a task, which gives it its transaction")
+        raise RuntimeError(f"{name} runs only as a task, which passes it a transaction")
 
     visible = [parameter for name, parameter in signature.parameters.items() if name != PARAMETER]
     outside.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The provider's plugin: a listener to tasks' success."""
+"""The provider's plugin: a listener for the success of tasks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ log = logging.getLogger(__name__)
 
 
 class SuccessListener:
-    """Tells tasks of this provider that Airflow has accepted their success."""
+    """Notifies tasks of this provider that Airflow has accepted their success."""
 
     @hookimpl
     def on_task_instance_success(self, previous_state: Any, task_instance: Any) -> None:
-        """Close the task's generation; Airflow calls this in the worker, and for decisions of users in the API server.
+        """Close the task's generation. Airflow calls this in the worker, and in the API server for decisions of users.
 
         :param previous_state: not used.
-        :param task_instance: the task instance; it has our operator only in the worker that ran it.
+        :param task_instance: the task instance; it has the operator only in the worker that ran it.
         """
         accept = getattr(getattr(task_instance, "task", None), "accept_success", None)
         if accept is None:
@@ -27,7 +27,7 @@ class SuccessListener:
         try:
             accept(task_instance)
         except Exception:
-            # The task has succeeded; the only loss is that clearing it will count as a retry.
+            # The task has succeeded; the only consequence is that clearing it will count as a retry.
             log.exception("The generation of task %s could not be closed", task_instance.task_id)
 
 

@@ -1,4 +1,4 @@
-"""One poller for each store of a process: it asks the store for any number of triggers, in one look an interval."""
+"""One poller for each store of a process: it polls for any number of triggers at once."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ log = logging.getLogger(__name__)
 
 
 class Seen(Protocol):
-    """What every answer tells."""
+    """The common part of all answers."""
 
     @property
     def waiting(self) -> Sized | WaitingRows:
-        """What waits; false if nothing does."""
+        """The pending work; false if there is none."""
 
     @property
     def has_news(self) -> bool:
-        """Whether some of it is newer than what the trigger announced."""
+        """Whether a part of it is newer than what the trigger announced."""
 
 
 class Question(Protocol):
-    """A trigger's question: what waits, and is some of it newer than what the trigger announced?
+    """A trigger's question: what is pending, and is a part of it newer than what the trigger announced?
 
     Questions are hashable; triggers that ask the same share the answer.
     """
 
     def answer(self, work: Reading, snapshot: Snapshot) -> Seen:
-        """Look at the store.
+        """Read the store.
 
         :raises ExportQueueError: the question cannot be answered.
         """
@@ -57,7 +57,7 @@ class QueueQuestion:
     since: Sighting | None = None
 
     def answer(self, work: Reading, snapshot: Snapshot) -> Sighting:
-        """Look for entries."""
+        """Find pending entries."""
         from export_queue.core.queue import find_reader, look, units_to_watch
 
         queue = find_reader(work, self.queue_id)
@@ -75,7 +75,7 @@ class ColumnQuestion:
     since: ColumnSighting | None = None
 
     def answer(self, work: Reading, snapshot: Snapshot) -> ColumnSighting:
-        """Look for notifications."""
+        """Find due notifications."""
         from export_queue.core.observers import look
 
         return look(work, self.table, self.column, snapshot, limit=self.limit, since=self.since)
@@ -83,21 +83,21 @@ class ColumnQuestion:
 
 @dataclass(slots=True, eq=False)
 class _Ask:
-    """One question that waits for its answer."""
+    """A question without an answer yet."""
 
     question: Question
     interval: float
     asked: float
-    """When the store was last looked at for this trigger; a new trigger shares the last look of the others."""
+    """When the store was last polled for this trigger; a new trigger shares the last poll of the others."""
     answer: asyncio.Future[Any]
 
 
 @dataclass(slots=True)
 class Poller:
-    """Looks at one store for all triggers of an event loop that watch it.
+    """Polls one store for all triggers of an event loop that watch it.
 
-    The store is used by one thread, since its drivers block; so all triggers together take one connection. A store
-    that does not answer is asked again at the next interval; triggers wait, and miss nothing.
+    One thread uses the store, because its drivers block; so all triggers together need one connection. A store that
+    does not answer is polled again at the next interval; the triggers wait and miss nothing.
 
     :param hook: the hook that describes the store.
     :param described: the store as the hook describes it now.
@@ -111,20 +111,19 @@ class Poller:
     _looked_at: float = float("-inf")
     _store: Store | None = None
     _is_silent: bool = False
-    """Whether the store did not answer the last look."""
+    """Whether the store did not answer the last poll."""
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "export-queue-poller"))
     _task: asyncio.Task[None] | None = None
 
     async def look(self, question: Question, interval: float) -> Any:
-        """Wait for the next look at the store.
+        """Wait for the next poll of the store.
 
-        :param question: what is asked.
-        :param interval: seconds between two looks for this trigger; the first look of a poller comes at once.
-        :returns: the answer, of the question's own type.
+        :param interval: seconds between two polls for this trigger; the first poll starts at once.
+        :returns: the answer, in the type of the question.
         :raises ExportQueueError: the question cannot be answered: no such queue, column or units, no store.
         """
-        # What is wrong with one ask is found here, where it fails alone.
+        # An invalid question fails here, without affecting others.
         interval = seconds(interval, what="interval")
         hash(question)
         loop = asyncio.get_running_loop()
@@ -136,7 +135,7 @@ class Poller:
         return await ask.answer
 
     def stop(self) -> None:
-        """Stop looking, and close the store behind a look that is under way."""
+        """Stop polling, and close the store after the current poll."""
         if self._task is not None:
             self._task.cancel()
         self._thread.submit(self._close)
@@ -146,7 +145,7 @@ class Poller:
         while True:
             try:
                 await self._look_when_due()
-            except Exception as error:  # of the poller itself: no trigger may wait for an answer that nobody gives
+            except Exception as error:  # of the poller itself: no trigger may wait for an answer that never comes
                 log.exception("The poller of store %s failed; its triggers end", self.described.spec.url)
                 for ask in self._asks:
                     _settle(ask, error)
@@ -154,14 +153,14 @@ class Poller:
     async def _look_when_due(self) -> None:
         loop = asyncio.get_running_loop()
         self._asked.clear()
-        self._asks = [ask for ask in self._asks if not ask.answer.done()]  # answered, or their trigger has gone
+        self._asks = [ask for ask in self._asks if not ask.answer.done()]  # answered, or their trigger has ended
         due = min((ask.asked + ask.interval for ask in self._asks), default=float("inf"))
         if due > loop.time():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), None if due == float("inf") else due - loop.time())
             return
         self._looked_at = loop.time()
-        # A trigger that is past the half of its interval is served too: then all come in one look from there on.
+        # A trigger past half of its interval is served too, so that all share one poll from then on.
         ready = [ask for ask in self._asks if ask.asked + ask.interval / 2 <= self._looked_at]
         try:
             questions = {ask.question for ask in ready}
@@ -176,17 +175,17 @@ class Poller:
                 _settle(ask, answers[ask.question])
 
     async def _meet(self, error: Exception, ready: Iterable[_Ask]) -> None:
-        """Let the triggers wait on while trying again may help; else hand the error to them."""
+        """Let the triggers wait if a later poll may succeed; otherwise pass them the error."""
         if not (isinstance(error, ExportQueueError) and error.transient):
             for ask in ready:
                 _settle(ask, error)
             return
         if not self._is_silent:
-            log.warning("The store does not answer; it is asked at every interval until it does: %s", error)
+            log.warning("The store does not answer; it is polled at every interval until it does: %s", error)
         self._is_silent = True
         for ask in ready:
             ask.asked = self._looked_at
-        # The password may have changed with the outage.
+        # The password may have changed during the outage.
         with contextlib.suppress(Exception):
             described = await self.hook.adescribe()
             if described != self.described:
@@ -194,7 +193,7 @@ class Poller:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
 
     def _answer(self, questions: Iterable[Question]) -> dict[Question, Seen | Exception]:
-        """Look at the store for all questions, by one snapshot."""
+        """Answer all questions with one snapshot."""
         from export_queue.core.transactions import take_snapshot
 
         if self._store is None:
@@ -222,7 +221,7 @@ class Poller:
 def _settle(ask: _Ask, answer: Seen | Exception) -> None:
     if ask.answer.done():
         return
-    if isinstance(answer, StopIteration):  # a future takes no such error
+    if isinstance(answer, StopIteration):  # a future does not accept this error
         ask.answer.set_exception(RuntimeError(f"the question ended with {answer!r}"))
     elif isinstance(answer, Exception):
         ask.answer.set_exception(answer)
@@ -231,15 +230,14 @@ def _settle(ask: _Ask, answer: Seen | Exception) -> None:
 
 
 _pollers: dict[Any, Poller] = {}
-"""By event loop and store; an event loop of a triggerer has all its triggers."""
+"""By event loop and store; one event loop runs all triggers of a triggerer."""
 
 
 @contextlib.asynccontextmanager
 async def polled_store(export_queue_conn_id: str) -> AsyncIterator[Poller]:
-    """Lend the poller of the store that a connection leads to.
+    """Return the poller of a connection's store for a block.
 
-    :param export_queue_conn_id: id of the connection.
-    :raises ConfigurationError: there is no such connection, or it leads to no store.
+    :raises ConfigurationError: the connection does not exist, or describes no store.
     """
     hook = ExportQueueHook(export_queue_conn_id)
     described = await hook.adescribe()

@@ -1,4 +1,4 @@
-"""What users' tests import: the memory sink, ``assert_converges``, the acceptance tests of sinks of one's own."""
+"""For users' tests: the memory sink, ``assert_converges``, and acceptance tests for custom sinks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["FencedConformance", "MemorySink", "SinkConformance", "assert_converg
 if not TYPE_CHECKING:  # with a module's __getattr__, a checker takes every name for one that exists
 
     def __getattr__(name: str) -> object:
-        # asked for one by one: the acceptance tests need pytest and hypothesis
+        # imported one by one, because the acceptance tests need pytest and hypothesis
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from export_queue.core import testing

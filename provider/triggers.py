@@ -1,4 +1,4 @@
-"""Triggers: waiting for a queue, or for notifications, on the triggerer's event loop."""
+"""Triggers: waiting for entries of a queue, or for notifications, on the triggerer's event loop."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from export_queue.polling import ColumnQuestion, Question, QueueQuestion, Seen, 
 
 
 class InvalidTriggerArgument(InvalidArgument, TypeError):
-    """An argument of a trigger is outside of what is allowed.
+    """An argument of a trigger is not valid.
 
-    A ``TypeError`` too: Airflow's triggerer, with all of its triggers, ends with any other error of a constructor.
+    It is a ``TypeError`` too: any other error in a constructor ends Airflow's triggerer with all its triggers.
     """
 
 
@@ -38,16 +38,17 @@ def _text(value: Any, *, what: str) -> str:
 
 
 class StoreTrigger(BaseEventTrigger):
-    """Fires when work waits in a store: when there was none, and again for newer commits.
+    """Fires when a store has work and had none before, and again for newer commits.
 
-    No commit is missed: what was committed after the last event, also between the end of older work and the next look,
-    makes another event, at the earliest ``min_interval`` after the last one. All triggers of a triggerer that watch
-    one store share its looks and one connection. A store that does not answer is asked again until it does.
+    No commit is missed. A commit after the last event, even between the end of older work and the next poll, causes
+    another event, at the earliest ``min_interval`` after the last one. All triggers of a triggerer for one store share
+    its polls and one connection. A store that does not answer is polled again until it does.
 
-    :param poll_interval: seconds between two looks.
-    :param min_interval: least seconds between two events while work keeps waiting; by default ``poll_interval``.
+    :param poll_interval: seconds between two polls.
+    :param min_interval: minimum number of seconds between two events while work is pending; by default
+        ``poll_interval``.
     :param export_queue_conn_id: connection of the store.
-    :raises InvalidArgument: an argument is no such thing.
+    :raises InvalidArgument: an argument is not valid.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class StoreTrigger(BaseEventTrigger):
 
     @abstractmethod
     def watched(self) -> dict[str, Any]:
-        """Return the arguments that say what is watched."""
+        """Return the arguments that determine what is watched."""
 
     @abstractmethod
     def question(self, announced: Any) -> Question:
-        """Ask for work, and whether some of it is newer than what was announced."""
+        """Ask for work, and whether a part of it is newer than what was announced."""
 
     @abstractmethod
     def payload(self, seen: Any) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class StoreTrigger(BaseEventTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look again and again, together with the other triggers that watch the store."""
+        """Poll repeatedly, together with the other triggers that watch the store."""
         min_interval = self.poll_interval if self.min_interval is None else self.min_interval
         announced: Seen | None = None
         announced_at = 0.0
@@ -105,15 +106,16 @@ class StoreTrigger(BaseEventTrigger):
 
 
 class ExportQueueTrigger(StoreTrigger):
-    """Fires when entries wait in a queue: when the queue ceases to be empty, and again for newer commits.
+    """Fires when a queue gets entries after it was empty, and again for newer commits.
 
-    The event's payload is ``{"queue": …, "waiting": [[first, end], …]}``, one item a unit with entries; a
-    third number is its layout, where that is not the queue's first one.
+    The event's payload is ``{"queue": …, "waiting": [[first, end], …]}`` with one item for each unit that has entries;
+    a third number is its layout, unless that is the queue's first one.
 
     :param queue_id: the queue.
-    :param ranges: ranges of buckets that are watched; None for all.
-    :param poll_interval: seconds between two looks.
-    :param min_interval: least seconds between two events while entries keep waiting; by default ``poll_interval``.
+    :param ranges: ranges of buckets to watch; None for all.
+    :param poll_interval: seconds between two polls.
+    :param min_interval: minimum number of seconds between two events while entries are pending; by default
+        ``poll_interval``.
     :param export_queue_conn_id: connection of the store.
     """
 
@@ -148,18 +150,18 @@ class ExportQueueTrigger(StoreTrigger):
 
 
 class ExportQueueNotificationTrigger(StoreTrigger):
-    """Fires when notifications of a column are due: when there were none, and again for newer ones.
+    """Fires when notifications of a column are due and there were none before, and again for newer ones.
 
-    It consumes none. A notification whose observer failed is announced again when its observer is due again.
+    It consumes nothing. A notification whose observer failed is announced again when it is due again.
 
     The event's payload is ``{"table": …, "column": …, "rows": […], "more": …, "is_all": …}``, as
     :class:`~export_queue.sensors.ExportQueueNotificationSensor` returns it, with rows of the table's type.
 
     :param table: the table.
     :param column: the observed column, by :meth:`Store.watch` or :meth:`Store.observe`.
-    :param limit: most rows that an event lists, 1 to 1000.
-    :param poll_interval: seconds between two looks.
-    :param min_interval: least seconds between two events while notifications keep waiting; by default
+    :param limit: maximum number of rows in an event, 1 to 1000.
+    :param poll_interval: seconds between two polls.
+    :param min_interval: minimum number of seconds between two events while notifications are pending; by default
         ``poll_interval``.
     :param export_queue_conn_id: connection of the store.
     """
@@ -191,5 +193,5 @@ class ExportQueueNotificationTrigger(StoreTrigger):
         return ColumnQuestion(self.table, self.column, self.limit, announced)
 
     def payload(self, seen: Any) -> dict[str, Any]:
-        """Return the rows that wait."""
+        """Return the rows whose notifications are due."""
         return {"table": self.table, "column": self.column, **seen.waiting.to_json()}

@@ -1,4 +1,4 @@
-"""The sensor that waits for work in a queue, and the grouping of that work."""
+"""The sensor that waits for entries of a queue, and the grouping of its units."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from export_queue.triggers import ExportQueueTrigger
 
 
 class ExportQueueSensor(WaitForStore):
-    """Wait until entries wait in a queue, and return where.
+    """Wait until a queue has pending entries, and return their units.
 
-    It watches and consumes nothing.
+    It consumes nothing.
 
     :param queue_id: the queue. (templated)
-    :param ranges: ranges of buckets that are watched, ``[[0, 101], …]``; None for all. (templated)
+    :param ranges: ranges of buckets to watch, ``[[0, 101], …]``; None for all. (templated)
     :param groups: None returns the units that have work, ``[[0, 101], [202, 303]]``; a number returns at most
-        that many groups of units, each with about as many entries, for
+        that many groups of units with about the same number of entries, for
         ``DrainOperator.partial(…).expand(ranges=sensor.output)``. (templated)
-    :param deferrable: wait on the triggerer and hold no worker.
+    :param deferrable: wait on the triggerer, without occupying a worker.
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
@@ -51,7 +51,7 @@ class ExportQueueSensor(WaitForStore):
         self.groups: Any = groups
 
     def look(self) -> dict[str, Any]:
-        """Find the units that have work; nothing is counted, since most looks find none."""
+        """Find the units that have work. Entries are not counted, because most calls find none."""
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
             waiting = store.waiting_ranges(self.queue_id, self.ranges)
         return {"waiting": [unit.to_json() for unit in waiting]} if waiting else {}
@@ -68,22 +68,22 @@ class ExportQueueSensor(WaitForStore):
     def result(self, seen: dict[str, Any]) -> list[Any]:
         """Return ranges, or groups of ranges."""
         waiting = seen["waiting"]
-        self.log.info("Queue %s: entries wait in %d units", self.queue_id, len(waiting))
+        self.log.info("Queue %s: entries are pending in %d units", self.queue_id, len(waiting))
         if self.groups is None:
             return waiting
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
             entries = {tuple(unit.range.to_json()): unit.entries for unit in store.backlog(self.queue_id)}
-        # A unit that was drained meanwhile weighs nothing, and stays in the list of what was announced.
+        # A unit that was drained meanwhile has weight 0, and stays in the announced list.
         weighed = [[*unit, entries.get(tuple(unit), 0)] for unit in waiting]
         return group_ranges(weighed, self.groups)
 
 
 def group_ranges(waiting: Sequence[Sequence[int]], groups: int) -> list[list[list[int]]]:
-    """Deal units out to groups of about equal work; the heaviest unit first, to the lightest group.
+    """Distribute units to groups of about equal work: the heaviest unit first, to the lightest group.
 
     :param waiting: ``[first, end, entries]`` of each unit, or ``[first, end, layout, entries]``.
-    :param groups: the most groups to form.
-    :returns: groups of ranges, ascending, with neighbours joined.
+    :param groups: maximum number of groups.
+    :returns: groups of ranges, ascending, with adjacent ones joined.
     """
     from export_queue.core.queue import Range, as_range, join_ranges
 

@@ -14,20 +14,20 @@ from export_queue.triggers import ExportQueueNotificationTrigger, ExportQueueTri
 
 
 class ExportQueueNotificationSensor(WaitForStore):
-    """Wait until notifications await work: those of a table's observed column, or the entries of a queue.
+    """Wait until notifications of a table's observed column are due, or until a queue has pending entries.
 
-    It watches and consumes nothing. Of a column it returns the rows whose notifications are due, those that wait
-    longest first: ``{"table": …, "column": …, "rows": ["anna", …], "more": 0, "is_all": true}``. ``more`` counts
-    further rows among the oldest 1000 notifications; ``is_all`` tells that there are no others. Rows are of the table's
-    type: numbers where it is ``int``, else text. ``{"base64": "…"}`` stands for a row of ``bytes`` that is not UTF-8,
-    for one with NUL in it, and for one that JSON does not have or its codec does not decode. Of a queue it returns the
-    ranges that have entries, as :class:`~export_queue.sensors.ExportQueueSensor` does.
+    It consumes nothing. For a column it returns the rows whose notifications are due, oldest first:
+    ``{"table": …, "column": …, "rows": ["anna", …], "more": 0, "is_all": true}``. ``more`` counts further rows among
+    the oldest 1000 notifications; ``is_all`` says that there are no others. Rows have the table's type: numbers for
+    ``int``, otherwise text. ``{"base64": "…"}`` represents a row of ``bytes`` that is not UTF-8, a row that contains
+    NUL, and a row that JSON cannot represent or the codec cannot decode. For a queue it returns the ranges that have
+    entries, as :class:`~export_queue.sensors.ExportQueueSensor` does.
 
     :param table: the table; with ``column``. (templated)
-    :param column: the column that :meth:`Store.watch` or :meth:`Store.observe` has declared. (templated)
+    :param column: a column that :meth:`Store.watch` or :meth:`Store.observe` has declared. (templated)
     :param queue_id: the queue; instead of ``table`` and ``column``. (templated)
-    :param limit: most rows that are listed, 1 to 1000. (templated)
-    :param deferrable: wait on the triggerer and hold no worker.
+    :param limit: maximum number of rows to list, 1 to 1000. (templated)
+    :param deferrable: wait on the triggerer, without occupying a worker.
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
@@ -56,7 +56,7 @@ class ExportQueueNotificationSensor(WaitForStore):
         self.queue_id = queue_id
         self.limit: Any = limit
         if all(isinstance(value, str | None) and "{" not in (value or "") for value in (table, column, queue_id)):
-            self._check_choice()  # else it is known once the templates are rendered
+            self._check_choice()  # else it is checked after the templates are rendered
 
     def _check_choice(self) -> None:
         found = [name for name in ("table", "column", "queue_id") if given(getattr(self, name))]
@@ -66,7 +66,7 @@ class ExportQueueNotificationSensor(WaitForStore):
             )
 
     def look(self) -> dict[str, Any]:
-        """Look once, by one snapshot."""
+        """Check once, with one snapshot."""
         self._check_choice()
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
             if self.queue_id:
@@ -92,10 +92,10 @@ class ExportQueueNotificationSensor(WaitForStore):
         )
 
     def result(self, seen: dict[str, Any]) -> Any:
-        """Return the ranges of a queue, or what was seen of a column."""
+        """Return the ranges of a queue, or the rows of a column."""
         if self.queue_id:
-            self.log.info("Queue %s: entries wait in %d units", self.queue_id, len(seen["waiting"]))
+            self.log.info("Queue %s: entries are pending in %d units", self.queue_id, len(seen["waiting"]))
             return seen["waiting"]
         counted = f"{len(seen['rows']) + seen['more']} rows{'' if seen['is_all'] else ' or more'}"
-        self.log.info("Column %s of table %s: notifications await work on %s", self.column, self.table, counted)
+        self.log.info("Column %s of table %s: notifications are due for %s", self.column, self.table, counted)
         return seen

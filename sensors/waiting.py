@@ -1,4 +1,4 @@
-"""What sensors of a store have in common: they look, in the worker or on the triggerer, and consume nothing."""
+"""The common part of sensors: they poll a store, in the worker or on the triggerer, and consume nothing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class WaitForStore(RenderedTask, BaseSensorOperator):
-    """Wait until something waits in a store, and return what.
+    """Wait until a store has work, and return it.
 
-    :param deferrable: wait on the triggerer and hold no worker; ``poke_interval`` is above 0 then.
+    :param deferrable: wait on the triggerer, without occupying a worker; then ``poke_interval`` must be above 0.
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
@@ -40,24 +40,24 @@ class WaitForStore(RenderedTask, BaseSensorOperator):
 
     @abstractmethod
     def look(self) -> Any:
-        """Look once; what is returned is false if nothing waits, else the payload of the trigger's event."""
+        """Poll once. Return something false if there is no work, else the payload of the trigger's event."""
 
     @abstractmethod
     def trigger(self) -> StoreTrigger:
-        """Return the trigger that looks on."""
+        """Return the trigger that continues to poll."""
 
     @abstractmethod
     def result(self, seen: Any) -> Any:
-        """Make the task's result of what was seen."""
+        """Make the task's result of an event's payload."""
 
     def poke(self, context: Context) -> PokeReturnValue:
-        """Look once."""
+        """Poll once."""
         self.read_arguments()
         seen = self.look()
         return PokeReturnValue(is_done=bool(seen), xcom_value=self.result(seen) if seen else None)
 
     def execute(self, context: Context) -> Any:
-        """Wait in the worker, or defer unless something waits already."""
+        """Wait in the worker; or defer, unless there is work already."""
         if not self.deferrable:
             return super().execute(context)
         self.read_arguments()
@@ -68,6 +68,6 @@ class WaitForStore(RenderedTask, BaseSensorOperator):
         )
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Go on after the trigger's event."""
+        """Continue after the trigger's event."""
         self.read_arguments()
         return self.result(event)

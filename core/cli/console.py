@@ -218,10 +218,7 @@ def text_of_bytes(raw: bytes | None) -> str | None:
 
 
 def bytes_of_hex(digits: str) -> bytes:
-    """Parse hexadecimal digits.
-
-    :raises InvalidArgument: the text has other characters.
-    """
+    """Parse hexadecimal digits."""
     try:
         return bytes.fromhex(digits)
     except ValueError:

@@ -48,8 +48,6 @@ def open_named_store(text: str, *, password: str | None, schema: str | None, beh
     """Open the store that a text names.
 
     :param password: reference to its password.
-    :raises InvalidArgument: the text names no store.
-    :raises SecretNotFound: a reference cannot be resolved.
     """
     named = _followed(text, "--store")
     conn_id = _connection(named)
@@ -268,10 +266,7 @@ def search_current_folder() -> Path:
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """Import ``module:function``, also from the current folder.
-
-    :raises InvalidArgument: the path leads to no function.
-    """
+    """Import ``module:function``, also from the current folder."""
     here = search_current_folder()
     hint = f"modules are searched for among the installed packages and in {here}"
     return check_runs(import_object(target, error=InvalidArgument, hint=hint), target)

@@ -1,7 +1,6 @@
 """Export queues: options, buckets and ranges, adding, reading, removing, dead letters."""
 
 from export_queue.core.queue.add import QueueWriter
-from export_queue.core.queue.altering import alter_queue
 from export_queue.core.queue.buckets import (
     FIRST_LAYOUT,
     Layout,
@@ -47,16 +46,20 @@ from export_queue.core.queue.marks import (
     remedy,
     user_at_host,
 )
-from export_queue.core.queue.options import LATEST, configure_queue
-from export_queue.core.queue.peek import QueuedEntry, hidden_seqs, peek
+from export_queue.core.queue.options import LATEST, alter_queue, configure_queue
 from export_queue.core.queue.queue import Queue
 from export_queue.core.queue.read import (
     Backlog,
     Entries,
     Position,
+    QueuedEntry,
+    Sighting,
     backlog,
     backlog_by_bucket,
     every_nth_key,
+    hidden_seqs,
+    look,
+    peek,
     read_entries,
     remove_entries,
     remove_span,
@@ -73,7 +76,6 @@ from export_queue.core.queue.subscriptions import (
     unsubscribe,
     waive_first_load,
 )
-from export_queue.core.queue.watching import Sighting, look
 
 __all__ = [
     "ALL_DEAD_LETTERS",

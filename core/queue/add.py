@@ -13,9 +13,9 @@ from export_queue.core.transactions import OpenTransaction
 
 
 class QueueWriter:
-    """One queue, bound to its transaction: an added entry exists if and only if the transaction commits (I3).
+    """One queue in a transaction. An added entry exists if and only if the transaction commits (I3).
 
-    The commit gives it to each reader of the queue.
+    The commit delivers it to each reader of the queue.
     """
 
     def __init__(self, transaction: OpenTransaction, queue: Queue) -> None:
@@ -24,13 +24,13 @@ class QueueWriter:
         self._added: set[bytes] = set()
 
     def add(self, key: Any, value: Any, *, exclusive: bool = False, replace: bool = False) -> None:
-        """Add an entry; its sequence is the transaction's id, or in a bound one a number that is drawn at the end.
+        """Add an entry. Its sequence is the transaction's id, or in a bound transaction a number drawn at the end.
 
-        :param key: by the queue's key codec, 1–1024 bytes encoded.
-        :param value: by the queue's value codec; None says that the record is gone.
-        :param exclusive: make the key a conflict key: of two overlapping transactions that add it, one commits.
-        :param replace: this transaction has added the key before, and the new value counts.
-        :raises EntryError: key or value is refused, or the key was added before.
+        :param key: a value for the queue's key codec; 1–1024 bytes encoded.
+        :param value: a value for the queue's value codec; None deletes the record.
+        :param exclusive: make the key a conflict key: if two overlapping transactions add it, only one commits.
+        :param replace: allow a key that this transaction has already added; the new value replaces the old one.
+        :raises EntryError: key or value is refused, or the key was already added.
         """
         checked = self._checked([(key, value)], () if replace else self._added)
         self._put(checked, exclusive=exclusive)
@@ -39,17 +39,14 @@ class QueueWriter:
     def add_many(self, entries: Iterable[tuple[Any, Any]]) -> None:
         """Add pairs of key and value, all or none.
 
-        :raises EntryError: a key or value is refused, or a key comes twice or was added before.
+        :raises EntryError: a key or value is refused, or a key comes twice or was already added.
         """
         checked = self._checked(entries, self._added)
         self._put(checked)
         self._added.update(checked)
 
     def _checked(self, entries: Iterable[tuple[Any, Any]], known: Container[bytes]) -> dict[bytes, bytes | None]:
-        """Encode entries, and see that no key comes twice.
-
-        :param known: encoded keys that may not come again.
-        """
+        """Encode entries, and refuse a key that comes twice or is known."""
         checked: dict[bytes, bytes | None] = {}
         for key, value in entries:
             encoded = self._queue.encode_key(key)
@@ -64,7 +61,7 @@ class QueueWriter:
 
     def _put(self, checked: Mapping[bytes, bytes | None], *, exclusive: bool = False) -> None:
         queue = self._queue
-        # Nothing conflicts with a first load: whatever is newer has a higher sequence.
+        # Nothing conflicts with a first load, because all newer entries have higher sequences.
         guarded = (exclusive or queue.exclusive) and queue.parent is None
         self._transaction.add_entries(
             {(queue.number, hash_of(key), key): value for key, value in checked.items()},
@@ -72,5 +69,5 @@ class QueueWriter:
         )
 
     def forget_added(self) -> None:
-        """Keep no more keys in memory: of those that are added again, the later value counts."""
+        """Free the memory of added keys. If one of them is added again, the later value replaces the earlier one."""
         self._added.clear()

@@ -10,11 +10,11 @@ import xxhash
 from export_queue.core.errors import InvalidArgument
 
 SEED = 42
-"""Spark's seed of ``xxhash64``, so that its native expression gives the same numbers (I8)."""
+"""The seed of Spark's ``xxhash64``, so that its native expression gives the same numbers (I8)."""
 
 
 def hash_of(key: bytes) -> int:
-    """Compute the hash of a key: XXH64 as a signed 64-bit number, which tells its bucket in every layout (I8)."""
+    """Compute the hash of a key: XXH64 as a signed 64-bit number. It determines the bucket in every layout (I8)."""
     unsigned = xxhash.xxh64_intdigest(key, SEED)
     return unsigned - (1 << 64) if unsigned >> 63 else unsigned
 
@@ -39,19 +39,19 @@ def buckets_of(keys: Iterable[bytes], buckets: int) -> list[int]:
 
 
 FIRST_LAYOUT = 1
-"""The layout that a queue begins with; the number of each later one is one more."""
+"""Number of a queue's first layout; later ones count up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A half-open run of buckets of one layout; ranges are ordered layout by layout."""
+    """A half-open range of buckets of one layout; ranges are ordered by layout."""
 
     first: int
     end: int
     layout: int = FIRST_LAYOUT
 
     def to_json(self) -> list[int]:
-        """Return two integers, or three where the layout is not a queue's first one."""
+        """Return two integers, or three if the layout is not the first one."""
         return [self.first, self.end] if self.layout == FIRST_LAYOUT else [self.first, self.end, self.layout]
 
     def __lt__(self, other: Range) -> bool:
@@ -64,14 +64,14 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the keys of a queue are laid out: into how many buckets, and how many of them make one unit."""
+    """How the keys of a queue are divided: the number of buckets, and how many of them make one unit."""
 
     number: int
     buckets: int
     buckets_per_range: int
 
     def units(self) -> list[Range]:
-        """List the units; the last one may be smaller."""
+        """List the units. The last one may be smaller."""
         return [self.unit_of(first) for first in range(0, self.buckets, self.buckets_per_range)]
 
     def unit_of(self, at: int) -> Range:
@@ -80,7 +80,7 @@ class Layout:
         return Range(first, min(first + self.buckets_per_range, self.buckets), self.number)
 
     def split(self, part: Range) -> list[Range]:
-        """Cut a range into units.
+        """Split a range into units.
 
         :raises InvalidArgument: the range is not whole units, or lies outside.
         """
@@ -96,11 +96,11 @@ class Layout:
 
 
 def split(ranges: Iterable[Range | Sequence[int]], layouts: Sequence[Layout]) -> list[Range]:
-    """Cut ranges into units.
+    """Split ranges into units.
 
-    :param ranges: each a Range or its integers, a run of whole units.
+    :param ranges: each a Range or its integers.
     :param layouts: all layouts of a queue, the current one last.
-    :raises InvalidArgument: a range is not whole units, lies outside, or two overlap; or the queue had no such layout.
+    :raises InvalidArgument: a range is not whole units, lies outside or overlaps another; or its layout is unknown.
     """
     known = {layout.number: layout for layout in layouts}
     found: list[Range] = []
@@ -124,9 +124,9 @@ def split(ranges: Iterable[Range | Sequence[int]], layouts: Sequence[Layout]) ->
 
 
 def as_range(given: Range | Sequence[int]) -> Range:
-    """Return a range of its first bucket, its end and, unless it is a queue's first one, its layout.
+    """Make a range of its first bucket, its end and optionally its layout.
 
-    :raises InvalidArgument: it is something else, and no range.
+    :raises InvalidArgument: the value is not a range.
     """
     if isinstance(given, Range):
         return given
@@ -141,7 +141,7 @@ def as_range(given: Range | Sequence[int]) -> Range:
 
 
 def join_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Sort ranges and join neighbours."""
+    """Sort ranges and join adjacent ones."""
     joined: list[Range] = []
     for part in sorted(ranges):
         if joined and joined[-1].layout == part.layout and joined[-1].end >= part.first:

@@ -1,4 +1,4 @@
-"""Entries that were set aside because the exporter or the sink rejected them."""
+"""Dead letters: entries that were set aside because the exporter or the sink rejected them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from export_queue.core.store import Reading, Work, queries
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One entry that was set aside; it keeps its sequence."""
+    """One entry that was set aside. It keeps its sequence."""
 
     position: Position
     value: bytes | None
-    """None where the entry had none, and where the value was not asked for."""
+    """None if the entry has no value, or if values were not requested."""
     error_class: str
     reason: str
-    """The exporter's or sink's own words."""
+    """The message of the exporter or sink."""
     drain_id: str
-    """Name of the drain that set it aside."""
+    """Id of the drain that set it aside."""
     value_bytes: int | None = None
-    """Length of the value; None where the entry had none."""
+    """Size of the value; None if the entry has no value."""
     dead_since_ms: int = 0
     """When it was set aside."""
     key: Any = None
-    """The key as it was added, or its bytes where the codec fails; None before the letter is stored."""
+    """The key as it was added, or its bytes if the codec fails; None before the letter is stored."""
     layout: int = FIRST_LAYOUT
     """The layout of its queue to which its bucket belongs."""
 
     @property
     def place(self) -> tuple[int, bytes]:
-        """Where it stands among its queue's letters: seq and key."""
+        """Its position among the letters of its queue: seq and key."""
         return self.position.seq, self.position.key
 
     def __repr__(self) -> str:  # values are shown only on request
@@ -45,12 +45,12 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFilter:
-    """Which of a queue's dead letters are meant: those that have all that is given.
+    """Selects the dead letters of a queue that match all given criteria.
 
-    :param key: the entry's key, as it was added; or bytes, as they are stored.
+    :param key: the entry's key as it was added; or bytes, as they are stored.
     :param seq: the entry's sequence.
-    :param error_class: class of the error that it was rejected with.
-    :param drain_id: name of the drain that set the entry aside.
+    :param error_class: class of the error with which the entry was rejected.
+    :param drain_id: id of the drain that set the entry aside.
     """
 
     key: Any = None
@@ -59,15 +59,15 @@ class DeadLetterFilter:
     drain_id: str | None = None
 
     def columns(self, queue: Queue) -> dict[str, Any]:
-        """Return the given criteria by name, the key as it is stored in a queue.
+        """Return the given criteria by name, with the key as a queue stores it.
 
-        :raises EntryError: the key is of another type than the queue's.
+        :raises EntryError: the key has another type than the queue's keys.
         """
         given = self._given()
         return given | {"key": self._stored_key(queue)} if "key" in given else given
 
     def shown(self) -> dict[str, Any]:
-        """Return the given criteria, readable and as JSON; a seq is text, since it exceeds 2⁵³."""
+        """Return the given criteria for JSON, readable; a seq is text, since it exceeds 2⁵³."""
         shown = self._given()
         if isinstance(self.key, bytes):
             shown["key"] = self.key.decode("utf-8", "backslashreplace")
@@ -84,21 +84,20 @@ class DeadLetterFilter:
         if isinstance(self.key, bytes):
             return self.key
         if isinstance(self.key, str) and queue.key in ("bytes", "int"):
-            return self.key.encode()  # what a command line has: the digits of a number are its bytes
+            return self.key.encode()  # from a command line: the digits of a number are its bytes
         return queue.encode_key(self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """A retry or a drop of dead letters, or something that was given up; the record stays in the store."""
+    """The record of a retry or drop of dead letters, or of discarded data; it stays in the store."""
 
     act: str
-    """``retry`` or ``drop``; ``unsubscribe`` with what waited; ``give up`` of a lost file with bulk entries."""
+    """``retry``, ``drop``, ``unsubscribe`` with pending entries, or ``give up`` of a lost file with bulk entries."""
     who: str
     letters: int
-    """How many."""
     selection: str
-    """The filter, as JSON; of an ``unsubscribe`` the subscription, and how many entries waited as the call began."""
+    """The filter as JSON; for ``unsubscribe`` the subscription and the number of its pending entries."""
     at_ms: int
 
 
@@ -106,9 +105,9 @@ ALL_DEAD_LETTERS = DeadLetterFilter()
 
 
 def dead_letter(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> int:
-    """Keep entries as dead letters, in the SQL transaction that removes them from the queue (I6).
+    """Store entries as dead letters, in the SQL transaction that removes them from the queue (I6).
 
-    :returns: how many were none yet.
+    :returns: number of those that were not stored before.
     """
     return queries.dead_letters.insert_dead(
         work,
@@ -140,10 +139,9 @@ def list_dead_letters(
 ) -> list[DeadLetter]:
     """Read dead letters, oldest entries first.
 
-    :param which: letters to read.
-    :param after: ``place`` of the last letter of the page before.
-    :param limit: most letters of a page.
-    :param values: whether the entries' values are read too.
+    :param after: ``place`` of the last letter of the previous page.
+    :param limit: maximum number of letters.
+    :param values: whether to read the entries' values, too.
     """
     check_limit(limit)
     return [
@@ -167,26 +165,24 @@ def list_dead_letters(
 def _key(queue: Queue, key: bytes) -> Any:
     try:
         return queue.decode_key(key)
-    except CodecError:  # what does not decode is looked at here, too
+    except CodecError:  # such letters must be visible, too
         return key
 
 
 def count_dead_letters(work: Reading, queue: Queue, which: DeadLetterFilter = ALL_DEAD_LETTERS) -> int:
-    """Count a queue's dead letters."""
     return queries.dead_letters.count_dead(work, queue.number, which.columns(queue))
 
 
 def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str, which: DeadLetterFilter) -> int:
-    """Put dead letters back into the queue under their own seqs, and record it.
+    """Put dead letters back into the queue with their original seqs, and record it.
 
-    The caller holds the units of the positions: the drain of another holder may have taken its snapshot already, and
+    The caller holds the units of the positions. The drain of another holder may already have taken its snapshot, and
     would remove the entries although no sink has seen them (I7).
 
-    :param queue: the queue in the layout of the letters; one that was closed is opened again.
-    :param positions: positions of the letters.
+    :param queue: the queue in the layout of the letters; a closed layout is opened again.
     :param who: name for the audit.
     :param which: the selection, for the audit.
-    :returns: how many went back; letters that are gone already are passed over.
+    :returns: number of letters put back; letters that no longer exist are ignored.
     """
     queries.layouts.open_again(work, queue.source_number, queue.layout)
     moved = queries.dead_letters.requeue_dead(
@@ -197,13 +193,7 @@ def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str
 
 
 def drop_dead_letters(work: Work, queue: Queue, which: DeadLetterFilter, *, who: str, limit: int) -> int:
-    """Delete dead letters for good, oldest entries first, and record it in the same SQL transaction.
-
-    :param which: letters to delete.
-    :param who: name for the audit.
-    :param limit: most letters.
-    :returns: how many are gone.
-    """
+    """Delete dead letters permanently, oldest entries first, and record it in the same SQL transaction."""
     if not who:
         raise InvalidArgument("who: expected a name for the audit, found nothing")
     letters = list_dead_letters(work, queue, which, limit=limit)
@@ -213,7 +203,7 @@ def drop_dead_letters(work: Work, queue: Queue, which: DeadLetterFilter, *, who:
 
 
 def dead_letter_audit(work: Reading, queue: Queue, *, limit: int = 100) -> list[AuditRecord]:
-    """Read the acts on a queue's dead letters, newest first; of a queue, also the subscriptions that were given up."""
+    """Read the acts on a reader's dead letters, newest first; for a queue, also removals of subscriptions."""
     return [
         AuditRecord(row["act"], row["who"], row["letters"], row["selection"], row["at_ms"])
         for row in queries.acts.select(work, queue.id, limit=limit)
@@ -221,7 +211,7 @@ def dead_letter_audit(work: Reading, queue: Queue, *, limit: int = 100) -> list[
 
 
 def check_limit(limit: int) -> None:
-    """Refuse a limit that is no whole number from 1."""
+    """Refuse a limit that is not a whole number from 1."""
     if type(limit) is not int or limit < 1:
         raise InvalidArgument(f"limit: expected a whole number from 1, found {limit!r}")
 

@@ -1,10 +1,10 @@
-"""Layouts of a queue: how one follows on another while entries are added, loaded and drained.
+"""Layouts of a queue: how a new one replaces another while entries are added, loaded and drained.
 
-New entries go into the *current* layout from the moment in which the queue is altered; what waits in an older one is
-drained from there. A long transaction that had begun before adds all that it adds to the layout that was current then:
-no key of it lies in two layouts under one sequence, since a sink could not tell which of two such entries counts.
+After a change of the queue, new entries go into the *current* layout; pending entries are drained from the older ones.
+A long transaction that began earlier adds all its entries to the layout that was current then. So none of its keys is
+in two layouts with the same sequence, where a sink could not tell which entry counts.
 
-An older layout is *closed* once it is empty and every transaction has ended that would add to it.
+An older layout is *closed* when it is empty and every transaction that would add to it has ended.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from export_queue.core.transactions import take_snapshot
 
 
 def queue_of(work: Reading, queue_id: str, transaction: int) -> Queue:
-    """Read a queue in the layout in which a transaction that has begun adds to it.
+    """Read a queue in the layout to which a transaction in progress adds.
 
-    :param queue_id: the queue.
-    :param transaction: its id; it is in progress.
-    :raises UnknownQueue: there is no such queue.
+    :raises UnknownQueue: the queue does not exist.
     """
     queue = find_queue(work, queue_id)
     if queue.layout == FIRST_LAYOUT:
@@ -35,7 +33,7 @@ def queue_of(work: Reading, queue_id: str, transaction: int) -> Queue:
 
 
 def former_layouts(work: Reading, queue: Queue) -> tuple[Layout, ...]:
-    """Read all layouts that a queue had before its current one, oldest first, closed ones too."""
+    """Read all layouts before the current one, oldest first, including closed ones."""
     if queue.layout == FIRST_LAYOUT:
         return ()
     found = queries.layouts.former(work, queue.source_number, before=queue.layout)
@@ -43,16 +41,16 @@ def former_layouts(work: Reading, queue: Queue) -> tuple[Layout, ...]:
 
 
 def in_all_layouts(work: Reading, queue: Queue) -> Queue:
-    """Return a queue with all of its former layouts: places in closed ones, as dead letters have, are known to it."""
+    """Return a queue with all its former layouts, including closed ones, to which dead letters may belong."""
     return replace(queue, older=former_layouts(work, queue))
 
 
 def units_asked_for(
     work: Reading, queue: Queue, ranges: Iterable[Range | Sequence[int]] | None
 ) -> tuple[list[Range], list[Range]]:
-    """Cut ranges into units: those in which entries may wait, and those of closed layouts, in which nothing does.
+    """Split ranges into units: those of open layouts, and those of closed layouts, which have no pending entries.
 
-    :param ranges: ranges of any layout that the queue has had; None means all in which entries may wait.
+    :param ranges: ranges of any layout that the queue has had; None means all of open layouts.
     :raises InvalidArgument: a range is not whole units, or the queue never had its layout.
     """
     if ranges is None:
@@ -63,10 +61,10 @@ def units_asked_for(
 
 
 def units_to_watch(work: Reading, queue: Queue, ranges: Iterable[Range | Sequence[int]] | None) -> list[Range]:
-    """Cut ranges into the units of them in which entries may wait: who waits for some elsewhere would wait for ever.
+    """Split ranges into their units of open layouts. Waiting for entries in closed ones would never end.
 
-    :param ranges: as of :func:`units_asked_for`.
-    :raises InvalidArgument: nothing can wait in any of them; or as of :func:`units_asked_for`.
+    :param ranges: as in :func:`units_asked_for`.
+    :raises InvalidArgument: all of them belong to closed layouts; or as in :func:`units_asked_for`.
     """
     units, closed = units_asked_for(work, queue, ranges)
     if closed and not units:
@@ -81,10 +79,9 @@ def units_to_watch(work: Reading, queue: Queue, ranges: Iterable[Range | Sequenc
 
 
 def read_again(work: Reading, queue: Queue) -> Queue:
-    """Read a queue as it is now, with all layouts that it was known to have before: places in these may be asked for.
+    """Read a queue again, and keep the layouts that an earlier read found, because ranges may refer to them.
 
-    :param queue: the queue as it was read before.
-    :raises UnknownQueue: it was removed.
+    :raises UnknownQueue: the queue was removed.
     """
     now = find_queue(work, queue.id)
     known = {layout.number: layout for layout in (*queue.layouts(), *now.layouts())}
@@ -92,7 +89,7 @@ def read_again(work: Reading, queue: Queue) -> Queue:
 
 
 def close_layouts(database: Database, queue: Queue) -> None:
-    """Close the older layouts of a queue in which nothing waits, and to which nobody will add any more.
+    """Close the older layouts of a queue that are empty and to which no transaction will add.
 
     :param queue: the queue, or one of its subscriptions; all of them must have drained a layout before it is closed.
     """
@@ -100,7 +97,7 @@ def close_layouts(database: Database, queue: Queue) -> None:
         return
     with database.read() as work:
         ceased = queries.layouts.ceased_ids(work, queue.source_number)
-    # Before the look: whoever is in progress by then, may add what the look does not find.
+    # Before checking that layouts are empty: a transaction in progress now may add entries after the check.
     lowest = min(take_snapshot(database).excluded, default=None)
     for number, last in ceased.items():
         if lowest is None or lowest > last:

@@ -1,8 +1,8 @@
 """Marks: what a reader's sink lacks because somebody lifted a protection, and what somebody promised.
 
-Each is a record in the store: what was done, by whom, when, with which numbers. It stays open, and drains, status,
-reports and metrics show it, until a first load makes it good or somebody declares the sink complete. Acts on the store
-as a whole leave marks, too, which status shows.
+Each mark is a record in the store: what was done, by whom, when, with which numbers. It stays open, and drains, status,
+reports and metrics show it, until a first load makes it good or somebody declares the sink complete. Acts on the whole
+store leave marks, too, which the status shows.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from export_queue.core.store import Database, Reading, Work, queries
 LOSSES = ("readmit", "rebind", "drop", "give up", "unsubscribe")
 """Acts after which a sink lacks something."""
 PROMISES = ("waive", "complete")
-"""Acts by which somebody declared that it lacks nothing."""
+"""Acts by which somebody declared that the sink lacks nothing."""
 STORE_ACTS = ("adopt", "floor", "forget", "close key")
-"""Acts on the store as a whole that lift a protection."""
+"""Acts on the whole store that lift a protection."""
 MARKS = (*LOSSES, *PROMISES, *STORE_ACTS)
 KEPT = ("readmit", "rebind")
-"""Acts whose marks stay as long as they are open. Other acts are forgotten after a year."""
+"""Acts whose marks are kept as long as they are open. Records of other acts are deleted after a year."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One act that lifted a protection, and that nothing has made good yet."""
+    """An act that lifted a protection and has not been made good."""
 
     act: str
     """One of :data:`MARKS`."""
     who: str
     at_ms: int
     count: int
-    """How many entries it concerns; 0 if unknown."""
+    """Number of affected entries; 0 if unknown."""
     details: Mapping[str, Any]
 
     @property
     def is_loss(self) -> bool:
-        """Whether the act made the sink lack something."""
+        """Whether the sink lacks something because of the act."""
         return self.act in LOSSES
 
     def line(self) -> str:
-        """Say it in one line."""
+        """Describe the act in one line."""
         at = datetime.fromtimestamp(self.at_ms / 1000, UTC)
-        return f"{_told(self.act, self.count, self.details)}, {at:%Y-%m-%d %H:%M:%S} UTC, by {self.who}"
+        return f"{_text(self.act, self.count, self.details)}, {at:%Y-%m-%d %H:%M:%S} UTC, by {self.who}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -68,7 +68,7 @@ class Mark:
 
 
 def user_at_host() -> str:
-    """Return who acts, for the record: user and host."""
+    """Return user and host, as a name for records."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # the user of a container may have no name
@@ -76,12 +76,10 @@ def user_at_host() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _told(act: str, count: int, details: Mapping[str, Any]) -> str:
-    drained = f"drains had delivered {count} entries to it that it may lack" if count else "it lacks what was drained"
+def _text(act: str, count: int, details: Mapping[str, Any]) -> str:
+    drained = f"it may lack {count} entries that drains had delivered to it" if count else "it lacks what was drained"
     if details.get("older"):
-        drained += (
-            ", and it may hold records that were deleted since, which no first load removes: empty it, readmit it then"
-        )
+        drained += ", and it may hold records that were deleted since, which no load removes: empty it, then readmit it"
     if act == "readmit":
         return f"sink {details['sink']} was readmitted although it had lost data: {drained}"
     if act == "rebind":
@@ -90,7 +88,7 @@ def _told(act: str, count: int, details: Mapping[str, Any]) -> str:
         which = f" ({json.dumps(details)})" if details else ""
         return f"{count} dead letters{which} were dropped: their entries are in no sink"
     if act == "give up":
-        return f"{count} entries in the lost file {details['file']} were given up: they are in no sink"
+        return f"{count} entries in the lost file {details['file']} were discarded: they are in no sink"
     if act == "unsubscribe":
         entries = details["entries"]
         letters = count - entries
@@ -98,19 +96,19 @@ def _told(act: str, count: int, details: Mapping[str, Any]) -> str:
     if act == "adopt":
         return f"the restored store was adopted: {count} transactions were in progress at the backup and have ended"
     if act == "floor":
-        return f"the store was rebuilt with floor {details['floor']}: what waited in its predecessor is lost"
+        return f"the store was rebuilt with floor {details['floor']}: pending entries of its predecessor are lost"
     if act == "forget":
         return f"invalid id {details['transaction']} was forgotten, under which {details['left_to']} had left data"
     if act == "close key":
-        return f"idempotency key {details['idempotency_key']!r} was closed: the same work may take effect once more"
-    told = "the first load was waived" if act == "waive" else "the sink was declared complete"
+        return f"idempotency key {details['idempotency_key']!r} was closed: the same work may take effect again"
+    text = "the first load was waived" if act == "waive" else "the sink was declared complete"
     if details["losses"]:
-        return f"{told} with {details['losses']} open losses of {count} entries"
-    return told + (f": {count} entries were delivered to other readers before this one existed" if count else "")
+        return f"{text} with {details['losses']} open losses of {count} entries"
+    return text + (f": {count} entries were delivered to other readers before this one existed" if count else "")
 
 
 def remedy(queue_id: str) -> str:
-    """Say how a sink that lacks something is made complete, and declared so."""
+    """Describe how to make a sink complete, or declare it complete."""
     again = "make a first load of the subscription" if "/" in queue_id else "add all records that it lacks to the queue"
     return f"{again}, or promise that nothing is missing: export-queue complete {queue_id}"
 
@@ -121,7 +119,7 @@ def marks(work: Reading, queue_id: str) -> list[Mark]:
 
 
 def losses(work: Reading, queue_id: str) -> list[Mark]:
-    """Read what a reader's sink lacks, oldest first."""
+    """Read the open losses of a reader, oldest first."""
     return [_mark(row) for row in queries.acts.open_marks(work, LOSSES, queue_id=queue_id)]
 
 
@@ -134,9 +132,9 @@ def _mark(row: Mapping[str, Any]) -> Mark:
 def mark_incomplete(
     work: Work, queue: Queue, act: str, *, who: str, details: Mapping[str, Any], number: int | None = None
 ) -> None:
-    """Record that a reader's sink lacks what was drained before; of a subscription, the first load counts as missing.
+    """Record that a reader's sink lacks what was drained before. A subscription's first load counts as missing then.
 
-    :param number: the mark's number, if the caller has drawn it.
+    :param number: number of the mark, if the caller has drawn it.
     """
     check_who(who)
     drained = queries.reports.count_acknowledged(work, queue.id)
@@ -146,11 +144,11 @@ def mark_incomplete(
 
 
 def make_good(work: Work, queue: Queue, *, by: str, before: int | None = None, namesakes: bool = True) -> list[Mark]:
-    """Close the marks of a reader: its sink has been given everything, or somebody has promised that it has.
+    """Close the marks of a reader whose sink has received everything, or whose completeness was promised.
 
-    :param by: what did so, for the record.
-    :param before: only marks with a lower number, those that a load which began then makes good.
-    :param namesakes: whether what a removed subscription of the same name lacked is made good, too.
+    :param by: what made it good, for the record.
+    :param before: close only marks with a lower number, which a load that began then makes good.
+    :param namesakes: whether to close the mark of a removed subscription with the same name, too.
     :returns: the losses that were open.
     """
     rows = queries.acts.open_marks(work, (*LOSSES, *PROMISES), queue_id=queue.id)
@@ -163,7 +161,7 @@ def make_good(work: Work, queue: Queue, *, by: str, before: int | None = None, n
 
 
 def _made_good(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Leave out marks of sinks in an older state, of which a load removes nothing, unless the sink was lost since."""
+    """Leave out marks of sinks restored to an older state, which no load repairs, unless the sink was lost since."""
     lost = [row["id"] for row in rows if row["act"] == "readmit" and not _is_older(row)]
     return [row for row in rows if not _is_older(row) or row["id"] < max(lost, default=0)]
 
@@ -173,17 +171,14 @@ def _is_older(row: Mapping[str, Any]) -> bool:
 
 
 def note_first_load(work: Work, reader: Queue, *, load: int) -> None:
-    """Close the marks that a first load has made good; if its sink lost data since it began, it is missing again.
-
-    :param load: number of the load's transaction.
-    """
+    """Close the marks that a first load made good. If its sink lost data during the load, the load is missing again."""
     make_good(work, reader, by="first load", before=load)
     if any(mark.act in KEPT and not mark.details.get("older") for mark in losses(work, reader.id)):
         queries.queues.alter_queue(work, reader.number, first_load="missing")
 
 
 def record_promise(work: Work, queue: Queue, act: str, *, who: str) -> int:
-    """Record that somebody promises that a reader's sink lacks nothing; returns how many losses were open."""
+    """Record the promise that a reader's sink lacks nothing, and return the number of open losses."""
     check_who(who)
     was_missing = queries.readers.waive_first_load(work, queue.number)
     if act == "waive" and not was_missing:
@@ -197,7 +192,7 @@ def record_promise(work: Work, queue: Queue, act: str, *, who: str) -> int:
 
 
 def _delivered_to_others(work: Reading, reader: Queue) -> int:
-    """Count what drains had delivered of a queue before a subscription of it existed, as far as reports are kept."""
+    """Count the entries delivered before a subscription existed, as far as reports are kept."""
     row = queries.queues.queue_row(work, reader.id)
     if reader.parent is None or row is None:
         return 0
@@ -206,11 +201,9 @@ def _delivered_to_others(work: Reading, reader: Queue) -> int:
 
 
 def declare_complete(database: Database, queue_id: str | None, *, who: str) -> int:
-    """Record the promise that a reader's sink lacks nothing.
+    """Record the promise that a reader's sink lacks nothing, and return the number of open losses.
 
-    :param queue_id: the queue or subscription; None for the marks of the store as a whole.
-    :param who: who promises.
-    :returns: how many marks of losses were open.
+    :param queue_id: the queue or subscription; None for the marks of the whole store.
     """
     check_who(who)
     with database.begin() as work:
@@ -222,6 +215,5 @@ def declare_complete(database: Database, queue_id: str | None, *, who: str) -> i
 
 
 def check_who(who: str) -> None:
-    """Refuse an act without a name for its record."""
     if not who:
         raise InvalidArgument("who: expected a name for the record, found nothing")

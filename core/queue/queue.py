@@ -11,7 +11,7 @@ from export_queue.core.errors import EntryError
 from export_queue.core.queue.buckets import Layout, Range
 
 _SHOWN = 60
-"""Characters or bytes of a refused key that an error shows."""
+"""Maximum length of a refused key in an error."""
 _LARGEST_SHOWN = 1 << 128
 
 
@@ -22,7 +22,7 @@ class Queue:
     id: str
     number: int
     layout: int
-    """The number of its current layout; each re-bucketing gives it the next one."""
+    """Number of its current layout; each change of buckets starts the next one."""
     buckets: int
     buckets_per_range: int
     key: str
@@ -33,21 +33,21 @@ class Queue:
     exclusive: bool
     """Whether every key added is a conflict key."""
     sink: str | None
-    """Name of the sink into which it drains."""
+    """Name of its sink."""
     binding: str | None = None
-    """The options of sink and exporter that decide which record is written, as JSON; None before the first drain."""
+    """The options of sink and exporter that determine the written records, as JSON; None before the first drain."""
     parent: str | None = None
     """For a subscription: the id of its queue."""
     fans_out: bool = False
-    """Whether it has subscriptions: these hold the entries, and the queue itself has none."""
+    """Whether it has subscriptions. Then these hold the entries, and the queue itself has none."""
     first_load: Literal["missing", "made", "waived"] | None = None
-    """For a subscription added later than its queue: whether it was given what had been committed before."""
+    """For a subscription added after its queue: whether it received what was committed before."""
     parent_number: int | None = None
     """For a subscription: the number of its queue."""
     coalesce: str | None = None
     """Which entries of a key a compaction keeps: ``latest``, or None for all."""
     older: tuple[Layout, ...] = ()
-    """Earlier layouts in which entries may still wait; oldest first."""
+    """Earlier layouts that may still have pending entries; oldest first."""
 
     @property
     def name(self) -> str:
@@ -56,43 +56,38 @@ class Queue:
 
     @property
     def source(self) -> str:
-        """The id of the queue that is added to: sinks know records by it."""
+        """The id of the queue to which entries are added; sinks identify records by it."""
         return self.parent or self.id
 
     @property
     def source_number(self) -> int:
-        """The number of the queue that is added to."""
+        """The number of the queue to which entries are added."""
         return self.number if self.parent_number is None else self.parent_number
 
     def layouts(self) -> tuple[Layout, ...]:
-        """List the layouts in which entries may wait, the current one last."""
+        """List the layouts that may have pending entries, the current one last."""
         return *self.older, Layout(self.layout, self.buckets, self.buckets_per_range)
 
     def units(self) -> list[Range]:
-        """List the units of the current layout: what one lock covers."""
+        """List the units of the current layout. One lock covers one unit."""
         return self.layouts()[-1].units()
 
     def open_units(self) -> list[Range]:
-        """List the units in which entries may wait, those of older layouts first."""
+        """List the units that may have pending entries, those of older layouts first."""
         return [unit for layout in self.layouts() for unit in layout.units()]
 
     def in_layout(self, number: int) -> Queue:
-        """Return this queue restricted to one layout, by its number."""
+        """Return this queue restricted to one layout, given by number."""
         (found,) = (layout for layout in self.layouts() if layout.number == number)
         return self.laid_out_as(found)
 
     def laid_out_as(self, layout: Layout) -> Queue:
         """Return this queue restricted to one layout."""
-        return replace(
-            self,
-            layout=layout.number,
-            buckets=layout.buckets,
-            buckets_per_range=layout.buckets_per_range,
-            older=(),
-        )
+        buckets, size = layout.buckets, layout.buckets_per_range
+        return replace(self, layout=layout.number, buckets=buckets, buckets_per_range=size, older=())
 
     def by_layout(self, units: Iterable[Range]) -> list[tuple[Queue, list[Range]]]:
-        """Group units by their layouts, oldest first, each with the queue in it."""
+        """Group units by layout, oldest first, each group with the queue restricted to its layout."""
         ordered = sorted(units)
         if not self.older and all(unit.layout == self.layout for unit in ordered):
             return [(self, ordered)] if ordered else []
@@ -104,7 +99,7 @@ class Queue:
     def encode_key(self, key: Any) -> bytes:
         """Encode a key.
 
-        :raises EntryError: the key is of another type, empty or too long.
+        :raises EntryError: the key has another type, or is empty or too long.
         """
         try:
             encoded = find_codec(self.key, KEYS).encode(key)
@@ -123,9 +118,9 @@ class Queue:
             raise_undecodable(codec, key, f"queue {self.id!r}: key {key!r}", error)
 
     def encode_value(self, value: Any, *, key: Any) -> bytes | None:
-        """Encode a value; None stays None and means that the record is deleted.
+        """Encode a value. None stays None and deletes the record.
 
-        :raises EntryError: the value is of another type or too large.
+        :raises EntryError: the value has another type or is too large.
         """
         if value is None:
             return None
@@ -143,7 +138,7 @@ class Queue:
         return encoded
 
     def decode_value(self, value: bytes | None, *, key: object = None) -> Any:
-        """Decode a value, or raise :class:`CodecError`, which names the key; None stays None."""
+        """Decode a value, or raise :class:`CodecError` with the key. None stays None."""
         if value is None:
             return None
         codec = find_codec(self.value, VALUES)
@@ -162,9 +157,9 @@ class Queue:
 
 
 def _shown(key: object) -> str:
-    """Show a refused key without calling its methods: text, bytes and numbers shortened, of anything else the type.
+    """Show a refused key without calling its methods: text, bytes and numbers shortened; only the type of others.
 
-    It may be a value that was given in place of a key, so little of it is shown.
+    It may be a value passed as a key by mistake, so little of it is shown.
     """
     if isinstance(key, str):
         text = str.__getitem__(key, slice(_SHOWN))

@@ -1,4 +1,4 @@
-"""Reading queued entries, and removing acknowledged ones."""
+"""Reading queued entries, counting and listing them, noticing new ones, and removing acknowledged ones."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
-from export_queue.core.queue.buckets import Range
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.queue.buckets import Range, bucket
 from export_queue.core.queue.queue import Queue
 from export_queue.core.store import Reading, Work, queries
 from export_queue.core.transactions import Snapshot
 
 Found = TypeVar("Found")
 
-_LOOKS = 5
-"""Most looks at layouts between which entries move; at each of them one more publication must have come between."""
+_READS = 5
+"""Maximum number of reads of layouts between which entries move. Each repetition needs another publication."""
 ASSUMED_BYTES = 1 << 20
-"""A value may be so large whatever its queue takes now: the option may have been lowered since the value was added."""
+"""Assumed size of the largest value, at least: the queue's limit may have been lowered since a value was added."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """One entry's place in the order of its queue."""
+    """An entry's position in the order of its queue."""
 
     bucket: int
     key: bytes
@@ -43,13 +44,13 @@ class Entries:
     seqs: Sequence[int]
     values: Sequence[bytes | None]
     is_last: bool = False
-    """Whether nothing follows in what was asked for."""
+    """Whether no entry follows in the requested range."""
 
     def __len__(self) -> int:
         return len(self.seqs)
 
     def position(self, i: int) -> Position:
-        """Return one entry's place."""
+        """Return an entry's position."""
         return Position(self.buckets[i], self.keys[i], self.seqs[i])
 
     @property
@@ -60,7 +61,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The entries that wait in one unit."""
+    """The pending entries of one unit."""
 
     range: Range
     entries: int
@@ -81,12 +82,11 @@ def read_entries(
 ) -> Entries:
     """Read the next chunk of the entries that a snapshot sees, in order.
 
-    :param within: buckets to read.
-    :param after: end of the chunk before.
-    :param rows: most entries.
-    :param size: about how many bytes of keys and values; at least one entry is returned.
-    :param whole_keys: whether all entries of a key belong into one chunk, however many they are.
-    :returns: the chunk; empty at the end, and known to be the last one where fewer entries were found than asked for.
+    :param after: end of the previous chunk.
+    :param rows: maximum number of entries.
+    :param size: approximate limit for the bytes of keys and values; at least one entry is returned.
+    :param whole_keys: whether a chunk always contains all entries of a key, however many they are.
+    :returns: the chunk; empty at the end, and marked as the last one if fewer entries were found than requested.
     """
     select = partial(work.database.dialect.steps.select_entries, work.connection, queue.number, queue.layout, snapshot)
     found, total, is_last = _pages(
@@ -96,7 +96,7 @@ def read_entries(
         size=size,
         largest=max(queue.max_value_bytes, ASSUMED_BYTES),
     )
-    end = len(found) if total <= size else _fitting(found, size)  # as a rule all fit; no need to look at each
+    end = len(found) if total <= size else _fitting(found, size)  # usually all fit, without a check of each
     if whole_keys and found and (end < len(found) or not is_last):
         return _chunk(_whole_keys(select, found, end))
     return _chunk(found, is_last=is_last) if end == len(found) else _chunk(found[:end])
@@ -106,18 +106,18 @@ _Row = tuple[int, bytes, int, bytes | None]
 _Key = tuple[int, bytes, int]
 
 _GROWTH = 32
-"""How many times as many rows as were read the next page may have: their average may say little of what follows."""
+"""Limit for the growth of a page: the average size of the rows read so far may say little about the next ones."""
 
 
 def _pages(
     select: Callable[..., list[_Row]], *, after: _Key | None, rows: int, size: int, largest: int
 ) -> tuple[list[_Row], int, bool]:
-    """Read about as many rows as fit, page by page: memory is bounded by their size, which only reading tells.
+    """Read about as many rows as fit, page by page, because their sizes are known only after reading.
 
-    Thousands of small entries take three statements, which cost hardly more than one would.
+    Thousands of small entries take three statements, which cost hardly more than one.
 
-    :param select: reads rows behind a position.
-    :param largest: bytes of a value, about at most.
+    :param select: reads rows after a position.
+    :param largest: approximate limit for the bytes of a value.
     :returns: the rows, their bytes, and whether nothing follows.
     """
     found: list[_Row] = []
@@ -127,7 +127,7 @@ def _pages(
         found += more
         total += _bytes_of(more)
         is_last, left = len(more) < page, size - total
-        if is_last or len(found) == rows or left * 8 <= size:  # what little is left is not worth a statement
+        if is_last or len(found) == rows or left * 8 <= size:  # the rest is not worth another statement
             return found, total, is_last
         after = found[-1][:3]
         page = min(left * len(found) // max(total, 1) + 1, len(found) * _GROWTH, rows - len(found))
@@ -138,14 +138,14 @@ def _bytes_of(rows: Sequence[_Row]) -> int:
 
 
 def _chunk(rows: Sequence[_Row], *, is_last: bool = False) -> Entries:
-    # not by zip(*rows), which makes an iterator of every row
+    # zip(*rows) would make an iterator for every row
     return Entries(
         [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], [row[3] for row in rows], is_last
     )
 
 
 def _fitting(rows: Sequence[_Row], size: int) -> int:
-    """Count the first rows whose keys and values have at most so many bytes; at least one."""
+    """Count the first rows whose keys and values fit into a number of bytes; at least one."""
     total = 0
     for i, (_, key, _, value) in enumerate(rows):
         total += len(key) + len(value or b"")
@@ -155,11 +155,10 @@ def _fitting(rows: Sequence[_Row], size: int) -> int:
 
 
 def _whole_keys(select: Callable[..., list[_Row]], found: list[_Row], end: int) -> list[_Row]:
-    """Cut a chunk where a key ends: before the last key, or behind it if there is no other.
+    """Cut a chunk where a key ends: before the last key, or after it if the chunk has no other key.
 
-    :param select: reads rows of the queue.
     :param found: rows that were read; more may follow.
-    :param end: number of rows that the chunk may have.
+    :param end: maximum number of rows in the chunk.
     """
     if end < len(found) and found[end][:2] != found[end - 1][:2]:
         return found[:end]
@@ -178,19 +177,18 @@ def _whole_keys(select: Callable[..., list[_Row]], found: list[_Row], end: int) 
 def remove_span(work: Work, queue: Queue, snapshot: Snapshot, first: Position, last: Position) -> int:
     """Remove exactly the entries that a snapshot sees between two positions, both included (I7).
 
-    An older transaction may have committed into the span meanwhile: its entries are not visible in the
-    snapshot and stay.
+    An older transaction may have committed entries between them meanwhile; the snapshot does not see them, so they
+    stay.
     """
     return queries.entries.delete_span(work, queue.number, queue.layout, snapshot, first._sql, last._sql)
 
 
 def remove_entries(work: Work, queue: Queue, positions: Sequence[Position]) -> int:
-    """Remove single entries."""
     return queries.entries.delete_entries(work, queue.number, queue.layout, [position._sql for position in positions])
 
 
 def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None) -> list[Backlog]:
-    """Count the entries that wait, unit by unit; units without entries are left out."""
+    """Count the pending entries of each unit; units without entries are left out."""
     wanted = queue.by_layout(queue.open_units() if within is None else within)
 
     def look() -> list[Backlog]:
@@ -200,15 +198,15 @@ def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Ra
 
 
 def unmoved(work: Reading, queue: Queue, look: Callable[[], Found], *, several: bool = False) -> Found:
-    """Look at a queue; look again if entries may have moved between layouts, or from rows into files, meanwhile.
+    """Read a queue, and read it again if entries may have moved between layouts, or from rows into files, meanwhile.
 
-    Entries move into later layouts only, which are looked at after older ones: no entry is missed, and none shall be
-    seen twice.
+    Entries move only to later layouts, which are read after older ones. So none is missed, and the repetition keeps
+    one from being seen twice.
 
-    :param several: whether a look at one layout takes several statements.
+    :param several: whether reading one layout takes several statements.
     """
     found = None
-    for _ in range(_LOOKS):
+    for _ in range(_READS):
         before = queries.compactions.stamp(work, queue.number) if queue.older or several else None
         found = look()
         if before is None or queries.compactions.stamp(work, queue.number) == before:
@@ -232,22 +230,22 @@ def _backlog_in_layout(work: Reading, queue: Queue, snapshot: Snapshot, wanted: 
 
 
 def backlog_by_bucket(work: Reading, queue: Queue, snapshot: Snapshot, within: Range) -> list[Backlog]:
-    """Count the entries that wait, bucket by bucket; buckets without entries are left out."""
+    """Count the pending entries of each bucket; buckets without entries are left out."""
     counted = queries.entries.count_by_unit(
         work, queue.number, queue.layout, snapshot, first=within.first, end=within.end, buckets_per_range=1
     )
     return [Backlog(Range(at, at + 1, queue.layout), entries, size, seq) for at, entries, size, seq in counted]
 
 
-def every_nth_key(work: Reading, queue: Queue, snapshot: Snapshot, bucket: int, step: int) -> list[bytes]:
-    """Find keys that cut the entries of a bucket into pieces of a number of entries."""
-    return queries.entries.every_nth_key(work, queue.number, queue.layout, snapshot, bucket=bucket, step=step)
+def every_nth_key(work: Reading, queue: Queue, snapshot: Snapshot, at: int, step: int) -> list[bytes]:
+    """Find keys that divide the entries of a bucket into parts of ``step`` entries."""
+    return queries.entries.every_nth_key(work, queue.number, queue.layout, snapshot, bucket=at, step=step)
 
 
 def waiting_ranges(
     work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Range] | None = None
 ) -> list[Range]:
-    """Find the units that have work, at the cost of one index probe each and one look at what waits in files."""
+    """Find the units that have work, with one index probe for each and one query for segments."""
     found: set[Range] = set()
     for of, units in queue.by_layout(queue.open_units() if within is None else within):
         found |= {*waiting_in_rows(work, of, snapshot, units), *waiting_in_files(work, of, snapshot, units)}
@@ -257,7 +255,7 @@ def waiting_ranges(
 def waiting_in_files(
     work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range], *, since: Snapshot | None = None
 ) -> list[Range]:
-    """Find the units of one layout in which segments wait.
+    """Find the units of one layout with pending segments.
 
     :param queue: the queue in that layout.
     :param since: an earlier snapshot; segments that it saw do not count.
@@ -267,9 +265,9 @@ def waiting_in_files(
 
 
 def waiting_in_rows(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range]) -> list[Range]:
-    """Find the units in which rows wait, at the cost of one index probe each.
+    """Find the units with pending rows, with one index probe for each.
 
-    :param units: in their order.
+    :param units: in order.
     """
     found: list[Range] = []
     at = 0
@@ -285,3 +283,109 @@ def waiting_in_rows(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequ
             found.append(units[at])
             at += 1
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What :func:`look` found."""
+
+    waiting: tuple[Range, ...]
+    """Units that have work."""
+    has_news: bool
+    """Whether there are pending entries that the earlier sighting did not see; without one, whether there are any."""
+    snapshot: Snapshot
+    retries: tuple[int, int]
+    """Number and last id of the retries of dead letters, whose entries return with their original sequences."""
+
+
+def look(
+    work: Reading,
+    queue: Queue,
+    snapshot: Snapshot,
+    within: Sequence[Range] | None = None,
+    *,
+    since: Sighting | None = None,
+) -> Sighting:
+    """Check which units have work, with one index probe for each; entries are not counted.
+
+    With an earlier sighting, units that have work are searched for an entry that it did not see. If there is none, this
+    reads all entries of these units.
+
+    :param snapshot: taken just before.
+    :param within: units to check; None means all.
+    :param since: an earlier sighting of the same units.
+    """
+    retries = queries.acts.count_retries(work, queue.id)
+    waiting = waiting_ranges(work, queue, snapshot, within)
+    has_news = bool(waiting)
+    if waiting and since is not None and retries == since.retries:
+        has_news = any(_has_news(work, of, snapshot, units, since.snapshot) for of, units in queue.by_layout(waiting))
+    return Sighting(tuple(waiting), has_news, snapshot, retries)
+
+
+def _has_news(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequence[Range], since: Snapshot) -> bool:
+    in_rows = (
+        queries.entries.first_bucket(
+            work, queue.number, queue.layout, snapshot, first=unit.first, end=unit.end, since=since
+        )
+        for unit in units
+    )
+    return any(at is not None for at in in_rows) or bool(waiting_in_files(work, queue, snapshot, units, since=since))
+
+
+MOST_PEEKED = 1000
+VALUES_BYTES = 16 << 20
+"""Maximum total size of the values that one call of :func:`peek` reads; a single value may be larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedEntry:
+    """One pending entry."""
+
+    position: Position
+    value_bytes: int | None
+    """Size of the encoded value; None if the entry deletes the record."""
+    value: bytes | None = None
+    """The encoded value, if it was requested."""
+
+
+def peek(
+    work: Reading,
+    queue: Queue,
+    snapshot: Snapshot,
+    *,
+    key: bytes | None = None,
+    limit: int = 10,
+    values: bool = False,
+) -> list[QueuedEntry]:
+    """Read the first entries of one layout that a snapshot sees, in the order of a drain: by bucket, key and seq.
+
+    :param key: only entries of this encoded key.
+    :param values: whether to read values, too; then large values reduce the number of entries.
+    """
+    if type(limit) is not int or not 1 <= limit <= MOST_PEEKED:
+        raise InvalidArgument(f"limit: expected a whole number from 1 to {MOST_PEEKED}, found {limit!r}")
+    place = None if key is None else (bucket(key, queue.buckets), key)
+    select = partial(queries.entries.select_waiting, work, queue.number, queue.layout, snapshot, place=place)
+    rows = select(rows=limit, values=False)
+    if values and rows:  # the sizes are known now, so memory is bounded
+        total, fitting = 0, 0
+        for *_, size, _ in rows:
+            total += size or 0
+            if total > VALUES_BYTES and fitting:
+                break
+            fitting += 1
+        rows = select(rows=fitting, values=True)
+    return [QueuedEntry(Position(at, found, seq), size, value) for at, found, seq, size, value in rows]
+
+
+def hidden_seqs(work: Reading, queue: Queue, snapshot: Snapshot, key: bytes, *, limit: int) -> list[int]:
+    """Read the sequences of a key's entries that are stored but not committed in a snapshot.
+
+    Long transactions staged them that are in progress, or that ended without a commit and await clean-up.
+    """
+    found: list[int] = []
+    for layout in queue.layouts():
+        place = bucket(key, layout.buckets), key
+        found += queries.entries.hidden_seqs(work, queue.number, layout.number, snapshot, place=place, rows=limit)
+    return sorted(found)[:limit]

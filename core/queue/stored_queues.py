@@ -14,13 +14,12 @@ from export_queue.core.references import check_sink_name
 from export_queue.core.store import Reading, Work, queries, removed_subscription
 
 _DERIVED = ("parent", "parent_number", "older")
-"""Fields of a queue that are no columns of these names."""
+"""Fields of a queue that are not stored in columns of the same name."""
 COLUMNS = {"key": "key_codec", "value": "value_codec"}
-"""Columns of the options that are stored under another name."""
+"""Columns of the options that have another name."""
 
 
 def queue_of_row(work: Reading, row: Any) -> Queue:
-    """Make a queue of its row and its layouts."""
     stored = {f.name: row[COLUMNS.get(f.name, f.name)] for f in fields(Queue) if f.name not in _DERIVED}
     queue = Queue(**stored, parent=parent_of(row["id"]), parent_number=row["parent"])
     if queue.layout == FIRST_LAYOUT:
@@ -30,7 +29,7 @@ def queue_of_row(work: Reading, row: Any) -> Queue:
 
 
 def parent_of(queue_id: str) -> str | None:
-    """Tell the queue of a subscription by its id; None for the id of a queue."""
+    """Return the id of a subscription's queue; None for the id of a queue."""
     parent, slash, _ = queue_id.partition("/")
     return parent if slash else None
 
@@ -38,7 +37,7 @@ def parent_of(queue_id: str) -> str | None:
 def find_queue(work: Reading, queue_id: str) -> Queue:
     """Read the options of a queue, or of a subscription: ``airports/search``.
 
-    :raises UnknownQueue: there is no such queue; the error names those that there are.
+    :raises UnknownQueue: the queue does not exist; the error lists the existing ones.
     """
     check_text(queue_id, what="queue id")
     row = queries.queues.queue_row(work, queue_id)
@@ -52,9 +51,9 @@ def find_queue(work: Reading, queue_id: str) -> Queue:
 
 
 def unknown_subscription(queue_id: str, name: str, known: Iterable[str]) -> UnknownQueue:
-    """Build the error of work for a subscription that a queue does not have.
+    """Make the error for a subscription that a queue does not have.
 
-    :param known: the names of those that it has.
+    :param known: names of its subscriptions.
     """
     return UnknownQueue(
         f"queue {queue_id!r} has no subscription {name!r}; it has: {', '.join(known) or 'none'}",
@@ -63,10 +62,10 @@ def unknown_subscription(queue_id: str, name: str, known: Iterable[str]) -> Unkn
 
 
 def find_reader(work: Reading, queue_id: str) -> Queue:
-    """Read the options of a queue without subscriptions, or of a subscription: entries wait there for a drain.
+    """Read the options of a subscription, or of a queue without subscriptions: one that has its own entries.
 
-    :raises UnknownQueue: there is no such queue.
-    :raises HasSubscriptions: the queue has subscriptions, which hold its entries; the error names them.
+    :raises UnknownQueue: the queue does not exist.
+    :raises HasSubscriptions: the queue has subscriptions, which hold its entries; the error lists them.
     """
     queue = find_queue(work, queue_id)
     if queue.fans_out:
@@ -89,12 +88,12 @@ def list_queues(work: Reading) -> list[Queue]:
 
 
 def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> None:
-    """Bind a queue to the name of the sink that it drains into.
+    """Bind a queue to the name of its sink.
 
-    :param rebind: change the name although the queue has another one.
+    :param rebind: change the name even if the queue has another one.
     :raises SinkBindingError: the queue drains into another sink.
-    :raises UnknownQueue: it is a subscription that was removed, perhaps with a new one of its name.
-    :raises InvalidArgument: no sink can have the name.
+    :raises UnknownQueue: the subscription was removed, even if a new one has its name.
+    :raises InvalidArgument: the name is not valid.
     """
     if queue.sink == sink and not rebind:
         return
@@ -108,21 +107,8 @@ def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> N
 
 
 def add_reader(work: Work, parent: Queue, name: str, *, first_load: str | None) -> None:
-    """Store a subscription; its options are those of its queue, and it drains into a sink of its own."""
-    queries.queues.add_queue(
-        work,
-        {
-            "id": f"{parent.id}/{name}",
-            "parent": parent.number,
-            "layout": parent.layout,
-            "buckets": parent.buckets,
-            "buckets_per_range": parent.buckets_per_range,
-            "key_codec": parent.key,
-            "value_codec": parent.value,
-            "max_value_bytes": parent.max_value_bytes,
-            "exclusive": parent.exclusive,
-            "coalesce": parent.coalesce,
-            "sink": None,
-            "first_load": first_load,
-        },
-    )
+    """Store a subscription. It has the options of its queue and its own sink."""
+    names = ("layout", "buckets", "buckets_per_range", "key", "value", "max_value_bytes", "exclusive", "coalesce")
+    options = {COLUMNS.get(option, option): getattr(parent, option) for option in names}
+    added = {"id": f"{parent.id}/{name}", "parent": parent.number, "sink": None, "first_load": first_load}
+    queries.queues.add_queue(work, added | options)

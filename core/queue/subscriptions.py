@@ -1,8 +1,8 @@
-"""Subscriptions: several readers of one queue, each with entries, sink, drains, locks and dead letters of its own.
+"""Subscriptions: several readers of one queue, each with its own entries, sink, drains, locks and dead letters.
 
-A commit holds the readers of the queues that it adds to as they are, from before it reads them until it is visible, and
-whoever changes them shuts such commits out. So a reader gets the entries of exactly the transactions that commit after
-its start.
+A commit locks the readers of the queues to which it adds, from before it reads them until it is visible. A change of
+the readers excludes such commits. So a reader receives the entries of exactly those transactions that commit after its
+start.
 """
 
 from __future__ import annotations
@@ -22,18 +22,13 @@ from export_queue.core.tables import check_name
 Changed = TypeVar("Changed")
 
 PATIENCE = Retry(attempts=None, seconds=10, first_pause=0.05, longest_pause=0.25)
-"""How long the commits that are under way are waited for: in turns, since all later ones wait behind each turn."""
+"""How long to wait for commits in progress: repeatedly and briefly, because later commits queue up meanwhile."""
 
 
 def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PATIENCE) -> Queue:
-    """Give a queue one more reader; one of this name that is there stays as it is.
+    """Add a subscription, as :meth:`Store.subscribe` says.
 
-    :param queue_id: the queue.
-    :param name: the subscription's, as a queue's id; its own id is ``queue_id/name``.
-    :param retry: how long transactions that add to the queue are waited for.
-    :returns: the subscription. It is empty, and its first load is missing.
-    :raises EntriesWait: it would be the first one, and entries wait in the queue, or dead letters or drains are there.
-    :raises QueueBusy: transactions that add to the queue were in progress all the time.
+    :param retry: how long to wait for transactions that add to the queue.
     """
     queue = _find_parent(database, queue_id)
     check_name("subscription", name)
@@ -55,10 +50,10 @@ def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PA
 
     if not _change(database, queue, change, retry):
         raise EntriesWait(
-            f"queue {queue_id!r} has no subscriptions, and before it gets its first one nothing may wait in it, found "
+            f"queue {queue_id!r} must be empty before it gets its first subscription, found "
             f"{_waiting(database, queue)}",
-            hint="drain the queue, retry or drop its dead letters, let its drains and its long transactions end, then "
-            "subscribe; as long as producers add to it, drain it again and subscribe at once",
+            hint="drain the queue, retry or drop its dead letters, wait for its drains and long transactions, then "
+            "subscribe; if producers keep adding to it, drain it again and subscribe at once",
         )
     with database.read() as work:
         return find_queue(work, f"{queue_id}/{name}")
@@ -67,38 +62,32 @@ def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PA
 def unsubscribe(
     database: Database, queue_id: str, name: str, *, discard: bool = False, who: str = "", retry: Retry = PATIENCE
 ) -> Discarded | None:
-    """Take a reader from a queue for good; its records in a sink stay there. Its rows are deleted by clean-up.
+    """Remove a subscription, as :meth:`Store.unsubscribe` says; clean-up deletes its rows.
 
-    :param queue_id: the queue.
-    :param name: the subscription's.
-    :param discard: whether its waiting entries and its dead letters are given up; what is given up is recorded.
     :param who: name for the audit; needed with ``discard``.
-    :param retry: how long transactions that add to the queue are waited for.
-    :returns: what was given up; None if nothing waited at all.
-    :raises UnknownQueue: the queue has no such subscription.
-    :raises EntriesWait: entries or dead letters wait, which the error counts.
-    :raises InvalidArgument: it is the queue's last one: what is added would reach nobody.
-    :raises QueueBusy: transactions that add to the queue were in progress all the time.
+    :param retry: how long to wait for transactions that add to the queue.
     """
     queue = _find_parent(database, queue_id)
 
     with database.read() as work:
         doomed = _removable(work, queue, name)
     act = _begin_discard(database, doomed, who) if discard else None
-    given_up: Discarded | None = None
+    discarded: Discarded | None = None
 
     def change(work: Work) -> bool:
-        nonlocal given_up
+        nonlocal discarded
         reader = _removable(work, queue, name)
-        # In the order of claims. No drain sets anything aside any more, and what one has just set aside is seen.
+        # In the order of claims. From here on no drain adds dead letters, and those just added are visible.
         queries.readers.hold(work, reader.number)
         queries.readers.hold_locks(work, reader.number)
         shut_out_commits(work, queue)
         waits = queries.readers.has_rows(work, reader.number)
         if waits and act is None:
             return False
-        given_up = act.record(work, queue, reader) if waits and act is not None else None
-        make_good(work, reader, by="unsubscribe", namesakes=False)  # a namesake lacks nothing of it
+        discarded = act.record(work, queue, reader) if waits and act is not None else None
+        make_good(
+            work, reader, by="unsubscribe", namesakes=False
+        )  # another subscription of this name lacks nothing because of it
         queries.readers.remove(work, reader.number, reader.id)
         return True
 
@@ -106,31 +95,31 @@ def unsubscribe(
         with database.read() as work:
             reader = find_queue(work, f"{queue_id}/{name}")
         raise EntriesWait(
-            f"subscription {reader.id!r}: expected nothing that waits, found {_waiting(database, reader)}",
+            f"subscription {reader.id!r}: expected no pending entries, found {_waiting(database, reader)}",
             hint="drain it and retry or drop its dead letters, or discard them: "
             f"export-queue unsubscribe {queue_id} {name} --discard, "
             f"or store.unsubscribe({queue_id!r}, {name!r}, discard=True)",
         )
-    return given_up
+    return discarded
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """What was given up with a subscription."""
+    """What was discarded with a subscription."""
 
     entries: int
-    """How many waited as the call began."""
+    """Pending entries when the call began."""
     dead_letters: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Discard:
-    """What the record of a discard needs that must not be asked for while commits are shut out."""
+    """What the record of a discard needs, read before commits are excluded."""
 
     number: int
-    """The record's. Where ids come from a clock, its row may be held by a commit that waits for the readers."""
+    """Number of the record. With a clock row, a commit that waits for the readers may hold that row."""
     entries: int
-    """How many wait: to count millions takes long."""
+    """Pending entries; counting millions takes long."""
     who: str
 
     def record(self, work: Work, queue: Queue, reader: Queue) -> Discarded:
@@ -158,30 +147,18 @@ def _begin_discard(database: Database, reader: Queue, who: str) -> _Discard:
 
 
 def subscriptions(work: Reading, queue_id: str) -> list[Queue]:
-    """Read the subscriptions of a queue, by name; none if it has none.
-
-    :raises UnknownQueue: there is no such queue.
-    """
+    """Read the subscriptions of a queue, by name."""
     return readers_of(work, find_queue(work, queue_id))
 
 
 def waive_first_load(database: Database, subscription: str, *, who: str) -> None:
-    """Declare that a subscription needs nothing of what was committed before it.
-
-    :param subscription: its id, as in ``airports/reports``.
-    :param who: who declares it, for the record.
-    :raises InvalidArgument: it is a queue.
-    """
+    """Declare that a subscription needs nothing that was committed before it."""
     with database.begin() as work:
         record_promise(work, _find_subscription(work, subscription), "waive", who=who)
 
 
 def missing_load(work: Reading, subscription: str) -> Queue:
-    """Find a subscription whose first load may be made.
-
-    :param subscription: its id, as in ``airports/reports``.
-    :raises InvalidArgument: it is a queue, or its first load is not missing.
-    """
+    """Find a subscription whose first load is missing or waived; refuse others."""
     reader = _find_subscription(work, subscription)
     if reader.first_load not in ("missing", "waived"):
         found = "was made" if reader.first_load == "made" else "is none: it has read its queue from the beginning"
@@ -210,8 +187,8 @@ def _removable(work: Reading, queue: Queue, name: str) -> Queue:
         raise unknown_subscription(queue.id, name, readers)
     if len(readers) == 1:
         raise InvalidArgument(
-            f"subscription {name!r} is the last one of queue {queue.id!r}: what is added would reach nobody",
-            hint="subscribe another reader first; where nobody shall read any more, let the producers stop adding",
+            f"subscription {name!r} is the last one of queue {queue.id!r}: new entries would reach nobody",
+            hint="subscribe another reader first; if nobody should read any more, let the producers stop adding",
         )
     return readers[name]
 
@@ -226,9 +203,9 @@ def _find_subscription(work: Reading, subscription: str) -> Queue:
 
 
 def _change(database: Database, queue: Queue, change: Callable[[Work], Changed], retry: Retry) -> Changed:
-    """Change the readers of a queue, beside nobody who does the same or alters its options.
+    """Change the readers of a queue, while nobody else changes them or alters the queue's options.
 
-    :param change: locks all other rows that it needs, and then shuts out the commits: they wait for as long as it does.
+    :param change: locks all other rows that it needs first, and then excludes commits, which wait until it ends.
     """
 
     def attempt() -> Changed:
@@ -240,7 +217,7 @@ def _change(database: Database, queue: Queue, change: Callable[[Work], Changed],
 
 
 def shut_out_commits(work: Work, queue: Queue) -> None:
-    """Let no commit that adds to the queue overlap the rest of the SQL transaction."""
+    """Exclude commits that add to the queue until the SQL transaction ends."""
     if not queries.readers.try_to_shut_out_commits(work, queue.number):
         raise QueueBusy(f"transactions that add to queue {queue.id!r} are in progress")
 

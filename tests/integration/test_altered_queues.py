@@ -179,7 +179,7 @@ def test_subscriptions_are_altered_with_their_queue(store: Store) -> None:
     drain(store, "airports/cache", sink, sink_name="c")
     search = store.queue("airports/search")
     leases = claim(store.database, search, search.units()[:1], owner=Owner("worker", "1"), lease_seconds=600)
-    with pytest.raises(LockNotAvailable, match="'airports/search' are worked on"):
+    with pytest.raises(LockNotAvailable, match="others work on units of queue 'airports/search'"):
         store.alter_queue("airports", buckets_per_range=8)
     assert store.queue("airports/cache").buckets_per_range == 4, "all of them are altered, or none"
     release(store.database, leases)

@@ -579,7 +579,7 @@ def test_a_queue_is_configured_again_with_the_buckets_that_it_had(
     with caplog.at_level(logging.WARNING):
         found = orders.configure_queue("orders", buckets=16, buckets_per_range=4, value="bytes")
     assert (found.buckets, found.buckets_per_range) == (7, 3)
-    assert "has had 16 buckets, 4 a unit, and stays as it was altered since: 7, 3 a unit" in caplog.text
+    assert "had 16 buckets, 4 in a unit, and was altered since; it keeps 7 buckets, 3 in a unit" in caplog.text
     caplog.clear()
     orders.configure_queue("orders", buckets=7, buckets_per_range=3, value="bytes")
     assert caplog.text == ""
@@ -623,7 +623,7 @@ def test_an_alteration_that_dies_is_made_or_not(orders: Store, open_store: Calla
             if moment == "before":
                 queries.layouts.cease = die_before
             else:
-                from export_queue.core.queue import altering
+                from export_queue.core.queue import options as altering
 
                 altering.close_layouts = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
             mine.alter_queue("orders", **OTHER)

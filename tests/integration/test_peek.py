@@ -8,7 +8,7 @@ from tests.support.contexts import context_of, opened_by
 from export_queue import DrainReport, EntryError, InvalidArgument, MemorySink, Range, SinkRefused, Store, bucket, drain
 from export_queue.core.drain import FinishedDrain, LastCommit
 from export_queue.core.drain.why import last_commit, may_have_brought
-from export_queue.core.queue.peek import VALUES_BYTES
+from export_queue.core.queue.read import VALUES_BYTES
 from export_queue.core.transactions import OpenTransaction
 
 

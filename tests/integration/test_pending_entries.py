@@ -94,7 +94,7 @@ def test_no_option_changes_that_needs_an_empty_queue_while_an_entry(files: Store
         files.subscribe("orders", "search")
     with pytest.raises(InvalidArgument, match=r"empty queue, found ([1-9] entries and 0|0 entries and 1) dead letters"):
         files.alter_queue("orders", buckets=2, guard="fence")
-    with pytest.raises(InvalidArgument, match=rf"expected at least {LARGE}, the size of a value that waits"):
+    with pytest.raises(InvalidArgument, match=rf"expected at least {LARGE}, the size of a pending value"):
         files.alter_queue("orders", max_value_bytes=2 << 20)
     if state != "is dead":  # a dead letter names its bucket and keeps no layout open
         assert [one.number for one in files.alter_queue("orders", buckets=2, guard="seq").older] == [1]
