@@ -22,7 +22,6 @@ from export_queue.core.store.place import parse_place
 from export_queue.core.store.queries.outcomes import new_request
 from export_queue.core.store.refusals import StagedMeanwhile, added_to_subscription, layout_closed, removed_subscription
 from export_queue.core.store.seams import (
-    Begun,
     Cell,
     Clock,
     CommitCall,
@@ -49,7 +48,6 @@ __all__ = [
     "DEFAULT_SCHEMA",
     "MAX_SHORT_SECONDS",
     "AnySnapshot",
-    "Begun",
     "Cell",
     "Clock",
     "CommitCall",

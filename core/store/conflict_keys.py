@@ -1,4 +1,4 @@
-"""Conflict keys as bytes, and how they are shown to people; no I/O."""
+"""Conflict keys as bytes and as readable text; no I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def entry_key(queue: int, key: bytes) -> bytes:
 
 
 def notification_key(table: int, row: bytes, column: bytes) -> bytes:
-    """Make the conflict key of a notification that one observer's transaction works off."""
+    """Make the conflict key of a notification that one observer's transaction handles."""
     return _NUMBER.pack(b"n", table) + _LENGTH.pack(len(row)) + row + column
 
 
@@ -37,10 +37,7 @@ def participant_key(name: str, key: bytes) -> bytes:
 
 
 def cells_of_key(key: bytes) -> tuple[int, bytes, bytes | None] | None:
-    """Tell which cells a conflict key stands for: table number, row, and column, or None for the whole row.
-
-    :returns: None if it stands for no cells.
-    """
+    """Return table number, row and column of a conflict key, with None for the whole row; None if it has no cells."""
     kind, number = _NUMBER.unpack_from(key)
     rest = key[_NUMBER.size :]
     if kind == b"r":
@@ -59,7 +56,7 @@ def number_of(key: bytes) -> int:
 def show_key(key: bytes, name: str | None) -> str:
     """Make a conflict key readable.
 
-    :param name: of its table or queue; None shows the number.
+    :param name: the name of its table or queue; None shows the number.
     """
     kind, number = _NUMBER.unpack_from(key)
     shown = name or number
@@ -79,8 +76,5 @@ def _text(part: bytes) -> str:
 
 
 def conflict_error(transaction: int | None, key: bytes, writer: int, *, name: str | None) -> ConflictError:
-    """Build the error for a conflict key that another transaction wrote.
-
-    :param name: of the key's table or queue.
-    """
+    """Build the error for a conflict key that another transaction wrote."""
     return ConflictError.between(transaction=transaction, key=show_key(key, name), other=writer)

@@ -16,10 +16,9 @@ from export_queue.core.store import forks
 from export_queue.core.store.counters import Counters
 from export_queue.core.store.hints import HintTraffic
 from export_queue.core.store.limits import Limits
-from export_queue.core.store.pool import Pool
+from export_queue.core.store.pool import Pool, Translator
 from export_queue.core.store.seams import Dialect
 from export_queue.core.store.tidying import Tidying
-from export_queue.core.store.translation import Translator
 
 
 @dataclass(frozen=True, slots=True)

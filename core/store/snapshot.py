@@ -14,8 +14,28 @@ from typing import Any, TypeAlias
 from export_queue.core.errors import SnapshotTooOld
 
 
+class _Bounded:
+    """What both kinds of snapshot have: excluded ids, ascending, and the smallest id that is not visible."""
+
+    excluded: tuple[int, ...]
+    low: Any
+
+    def excludes(self, version: int) -> bool:
+        """Return whether an id is among the excluded ones, by a binary search that needs no set."""
+        place = bisect_left(self.excluded, version)
+        return place < len(self.excluded) and self.excluded[place] == version
+
+    def require_above(self, horizon: int) -> None:
+        """Raise :class:`SnapshotTooOld` if clean-up may have overtaken this snapshot.
+
+        :param horizon: the horizon that a read or commit has found.
+        """
+        if self.low < horizon:
+            raise SnapshotTooOld(f"snapshot reaches down to {self.low}, clean-up has reached {horizon}")
+
+
 @dataclass(frozen=True)
-class Snapshot:
+class Snapshot(_Bounded):
     """All that was committed at one moment, and the reader's own writes. It may be sent to other processes.
 
     :param read_pointer: the newest id that it may see.
@@ -37,10 +57,6 @@ class Snapshot:
         """Return whether another transaction's version belongs to this snapshot; for reads of thousands of versions."""
         return version <= self.read_pointer and not self.excludes(version)
 
-    def excludes(self, version: int) -> bool:
-        """Return whether an id was in progress or invalid, by a binary search that needs no set."""
-        return _holds(self.excluded, version)
-
     @cached_property
     def low(self) -> int:
         """The smallest id that this snapshot does not see."""
@@ -50,14 +66,6 @@ class Snapshot:
     def is_prefix(self) -> bool:
         """Whether it sees everything up to the read pointer, which SQL reads at half the cost."""
         return not (self.write_pointers or self.excluded)
-
-    def require_above(self, horizon: int) -> None:
-        """Raise :class:`SnapshotTooOld` if clean-up may have overtaken this snapshot.
-
-        :param horizon: the horizon that a read or commit has found.
-        """
-        if self.low < horizon:
-            raise too_old(self.low, horizon)
 
     @cached_property
     def excluded_set(self) -> frozenset[int]:
@@ -93,7 +101,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class ServerSnapshot:
+class ServerSnapshot(_Bounded):
     """A PostgreSQL server's own snapshot: all SQL transactions that had ended. It is only valid in that server.
 
     Source: PostgreSQL's ``pg_current_snapshot()``.
@@ -112,10 +120,6 @@ class ServerSnapshot:
     low: int
     origin: str
 
-    def excludes(self, version: int) -> bool:
-        """Return whether an id is among the excluded ones."""
-        return _holds(self.excluded, version)
-
     def require_origin(self, origin: str) -> None:
         """Check the life of the server to which a connection leads.
 
@@ -124,23 +128,8 @@ class ServerSnapshot:
         if origin != self.origin:
             raise SnapshotTooOld("since the snapshot was taken the server has crashed, or another one has come")
 
-    def require_above(self, horizon: int) -> None:
-        """Raise :class:`SnapshotTooOld` if clean-up may have overtaken this snapshot."""
-        if self.low < horizon:
-            raise too_old(self.low, horizon)
-
 
 AnySnapshot: TypeAlias = Snapshot | ServerSnapshot
-
-
-def _holds(ascending: tuple[int, ...], number: int) -> bool:
-    place = bisect_left(ascending, number)
-    return place < len(ascending) and ascending[place] == number
-
-
-def too_old(low: int, horizon: int) -> SnapshotTooOld:
-    """Build the error of a snapshot that clean-up may have overtaken."""
-    return SnapshotTooOld(f"snapshot reaches down to {low}, clean-up has reached {horizon}")
 
 
 def pack_ids(ids: Iterable[int]) -> str:

@@ -1,14 +1,17 @@
-"""Creation of a store on PostgreSQL, and maintenance of its server."""
+"""Creation, locks and maintenance of a store on PostgreSQL."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
 
-from export_queue.core.errors import OtherCluster
+from export_queue.core.errors import OtherCluster, QueueBusy
+from export_queue.core.postgresql_arrays import BigintArray
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection
 from export_queue.core.store.postgresql import calls as calls
 from export_queue.core.store.postgresql import errors as errors
@@ -22,18 +25,26 @@ from export_queue.core.store.registration import (
     STAYED_MS,
     floor_refused,
 )
-from export_queue.core.store.seams import Administration, Handle, Server
+from export_queue.core.store.seams import Administration, Handle, LockCall, LockSteps, Server
 
 
-class PostgresAdministration(Administration):
-    """Creates the id source and the functions in ``sql/``."""
-
+class _InSchema:
     def __init__(self, schema: str) -> None:
         self._schema = schema
 
+    def _one(self, connection: Handle, statement: str, arguments: Sequence[Any] = ()) -> tuple[Any, ...]:
+        return calls.one(connection, sql.in_schema(self._schema, statement), arguments)
+
+    def _run(self, connection: Handle, statement: str) -> None:
+        calls.run(connection, sql.in_schema(self._schema, statement))
+
+
+class PostgresAdministration(_InSchema, Administration):
+    """Creates the id source and the functions in ``sql/``."""
+
     def create(self, connection: Handle) -> None:
-        mask = calls.one(connection, sql.in_schema(self._schema, sql.MASK))[0]
-        calls.run(connection, sql.in_schema(self._schema, sql.CREATE_SEQUENCE))
+        mask = self._one(connection, sql.MASK)[0]
+        self._run(connection, sql.CREATE_SEQUENCE)
         for table in sql.WRITER_TABLES:
             named = {"s": sql.quoted(self._schema), "table": table}
             if not calls.one(connection, sql.HAS_WRITER.format(**named).encode())[0]:
@@ -63,21 +74,21 @@ class PostgresAdministration(Administration):
         calls.raw(connection).execute(text.encode())
 
     def last_id(self, connection: Handle) -> int:
-        return int(calls.one(connection, sql.in_schema(self._schema, sql.LAST_ID))[0])
+        return int(self._one(connection, sql.LAST_ID)[0])
 
     def set_floor(self, connection: Handle, floor: int) -> None:
-        if not calls.one(connection, sql.in_schema(self._schema, sql.SET_FLOOR), (floor,))[0]:
+        if not self._one(connection, sql.SET_FLOOR, (floor,))[0]:
             raise floor_refused(floor)
 
 
-class PostgresServer(Server):
+class PostgresServer(_InSchema, Server):
     """The server of a store. A life of a server ends when it crashes or another one takes its place.
 
     Numbers of SQL transactions are only valid during the life in which they were given.
     """
 
     def __init__(self, schema: str) -> None:
-        self._schema = schema
+        super().__init__(schema)
         self._lives: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
 
     def life_of(self, connection: Handle) -> str:
@@ -88,7 +99,7 @@ class PostgresServer(Server):
         raw = calls.raw(connection)
         life = self._lives.get(raw)
         if life is None:
-            stored, cluster, token = calls.one(connection, sql.in_schema(self._schema, sql.SERVER))
+            stored, cluster, token = self._one(connection, sql.SERVER)
             if stored is not None and cluster is not None and stored != cluster:
                 raise OtherCluster(f"store {self._schema}: expected a server of cluster {stored}, found {cluster}")
             if token is None:
@@ -105,7 +116,7 @@ class PostgresServer(Server):
 
     def adopt(self, connection: Handle) -> None:
         for statement in sql.ADOPT:
-            calls.run(connection, sql.in_schema(self._schema, statement))
+            self._run(connection, statement)
         self._lives.clear()
 
     def is_creation_met(self, error: Exception) -> bool:
@@ -113,7 +124,42 @@ class PostgresServer(Server):
 
     def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
         # The server counts some seconds late. If it has counted the caller's rows, the vacuum only starts earlier.
-        return removed + int(calls.one(connection, sql.in_schema(self._schema, sql.DEAD_ENTRIES))[0]) > after
+        return removed + int(self._one(connection, sql.DEAD_ENTRIES)[0]) > after
 
     def tidy_entries(self, connection: Handle) -> None:
-        calls.run(connection, sql.in_schema(self._schema, sql.VACUUM_ENTRIES))
+        self._run(connection, sql.VACUUM_ENTRIES)
+
+
+class PostgresLocks(_InSchema, LockSteps):
+    """Advisory locks for readers, rows for locks of queues."""
+
+    def try_readers(self, connection: Handle, queue: int) -> bool:
+        return bool(self._one(connection, sql.TRY_READERS, (queue,))[0])
+
+    def hold_readers(self, connection: Handle, queue: int) -> None:
+        self._one(connection, sql.HOLD_READERS, (BigintArray.of([queue]),))
+
+    @contextlib.contextmanager
+    def brief_waits(self, connection: Handle, queue: str) -> Iterator[None]:
+        self._run(connection, sql.WAIT_BRIEFLY)
+        try:
+            yield
+        except Exception as error:
+            if not errors.is_lock_timeout(error):
+                raise
+            raise QueueBusy(
+                f"rows of queue {queue!r} or of its readers are in use",
+                hint="try again; a drain that stands still inside of a SQL transaction holds them, or somebody who "
+                "alters the queue",
+            ) from error
+
+    def lock_at_once(self, connection: Handle, call: LockCall) -> int | None:
+        firsts, ends, members = ([area[i] for area in call.areas] for i in range(3))
+        of_queue = (call.queue, call.layout, call.buckets_per_range)
+        of_task = (call.mode, call.priority, call.task, list(call.attempts), call.lease_ms)
+        (fence,) = self._one(connection, sql.LOCK_AT_ONCE, (*of_queue, firsts, ends, members, *of_task))
+        return None if fence is None else int(fence)
+
+    def release_locks(self, connection: Handle, places: Sequence[tuple[int, int]], queues: Sequence[int]) -> bool:
+        fences, firsts = ([place[i] for place in places] for i in range(2))
+        return bool(self._one(connection, sql.RELEASE_LOCKS, (fences, firsts, list(queues)))[0])

@@ -1,4 +1,4 @@
-"""One call to a PostgreSQL server: its arguments, its answer, and the meaning of its errors."""
+"""Calls to a PostgreSQL server: arguments, answers and errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rows(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) ->
 
 
 def one(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> tuple[Any, ...]:
-    """Run a statement that gives one row."""
+    """Run a statement that returns one row."""
     session = raw(connection)
     if not isinstance(session, BoundedConnection):  # a user's own
         (row,) = rows(connection, statement, arguments)
@@ -57,12 +57,12 @@ def one(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> 
 
 
 def ask(connection: Handle, statement: Prepared, values: Sequence[bytes | None]) -> PGresult:
-    """Run one of the few statements of which short transactions consist; its arguments are packed already.
+    """Run one of the few statements of short transactions.
 
     Through the driver's cursor (medians of pairs), a transaction that reads one cell takes 1.42 times as long, and one
     that reads and writes 1.25 times without flushes.
 
-    :param values: the arguments in binary form.
+    :param values: the arguments, packed in binary form.
     :returns: the answer in binary form.
     """
     session = connection if isinstance(connection, BoundedConnection) else raw(connection)
@@ -72,7 +72,7 @@ def ask(connection: Handle, statement: Prepared, values: Sequence[bytes | None])
         with _PlainRawCursor(session, row_factory=tuple_row) as cursor:
             packed = [None if value is None else Packed(value) for value in values]
             cursor.execute(statement.text, packed, prepare=False, binary=True)
-            cursor.fetchone()  # in a pipeline of the user's the answer comes now
+            cursor.fetchone()  # in a user's pipeline the answer comes now
             answer = cursor.pgresult
         assert answer is not None
         return answer
@@ -84,13 +84,13 @@ def ask(connection: Handle, statement: Prepared, values: Sequence[bytes | None])
 
 
 def run(connection: Handle, statement: bytes, arguments: Sequence[Any] = ()) -> None:
-    """Run a statement that gives no rows."""
+    """Run a statement that returns no rows."""
     with Translated(), _cursor(connection) as cursor:
         cursor.execute(statement, arguments, prepare=_prepares(connection))
 
 
 class _PlainAdapters:
-    """Of a cursor that sends and reads values in our way, whatever its connection's user has registered."""
+    """Makes a cursor send and read values in our way, whatever its connection's user has registered."""
 
     __slots__ = ()
 
@@ -108,22 +108,22 @@ class _PlainRawCursor(_PlainAdapters, psycopg.RawCursor[tuple[Any, ...]]):
 
 
 def _cursor(connection: Handle) -> psycopg.Cursor[tuple[Any, ...]]:
-    """Make a cursor of the driver's plain kind: a user's connection may make others (Django's binds in the client)."""
+    """Make a plain cursor. A user's connection may make others (Django's binds arguments in the client)."""
     return _PlainCursor(raw(connection), row_factory=tuple_row)
 
 
 def _prepares(connection: Handle) -> bool | None:
-    """Leave it to the driver on a session of ours; on a user's own nothing is prepared that its user may drop."""
+    """Let the driver decide on our sessions. On a user's session nothing is prepared, since the user may drop it."""
     return None if isinstance(raw(connection), BoundedConnection) else False
 
 
 class Translated:
-    """A block whose errors, of the functions and of the connection, come out as this library's."""
+    """Translates errors of the functions and of the connection in a block."""
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        """Nothing: only the end counts."""
+        """Do nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

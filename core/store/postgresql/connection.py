@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL on which nothing is waited for without end."""
+"""Connections to PostgreSQL on which every wait has a limit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from export_queue.core.store.postgresql.errors import async_commits, not_utf8, s
 from export_queue.core.store.seams import Driver
 
 CONNECT_SECONDS = 10
-"""How long a connection attempt may take."""
+"""Time limit of a connection attempt."""
 
 CLIENT_DEFAULTS = {
     "connect_timeout": CONNECT_SECONDS,
     "application_name": "export-queue",
-    # A server whose host or network is gone is noticed after a minute, not after the system's two hours.
+    # The loss of a server's host or network is noticed after a minute, not after the system's two hours.
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
@@ -32,11 +32,11 @@ CLIENT_DEFAULTS = {
 """Parameters of libpq, unless the URL gives others."""
 
 IDLE_SECONDS = 20.0
-"""How long a process may stand still inside of a SQL transaction before the server ends it."""
+"""How long a process may be idle in a SQL transaction before the server ends it."""
 
-# The server's side of the same: a session whose client is gone may hold the registration of an id, and one whose client
-# stands still (a stopped process, a suspended machine) rows that every claim of a queue waits for, whatever has become
-# of its lease. Only where the server's administrator has said nothing; names that a server does not know are left out.
+# The same for the server. A session whose client is gone may hold the registration of an id. One whose client does not
+# run (a stopped process, a suspended machine) may hold rows that all claims of a queue need, even without a lease. Only
+# settings with the server's defaults are changed; unknown names are skipped.
 _SERVER_DEFAULTS = b"""
     select pg_catalog.set_config(s.name, v.value, false)
     from (values ('tcp_keepalives_idle', '30'), ('tcp_keepalives_interval', '10'), ('tcp_keepalives_count', '3'),
@@ -48,9 +48,9 @@ _BOUND_TRANSACTION = b"""
     select pg_catalog.set_config(s.name, %s, true)
     from pg_catalog.pg_settings s where s.name = 'idle_in_transaction_session_timeout' and s.setting = '0'
 """
-# No function or operator that somebody creates in a schema of the role's path is called; and what has been acknowledged
-# survives a crash, whatever the default of the role or the database is. Only a session that is ours is set up: a pooler
-# tells its clients of another process than the server's own.
+# Functions and operators that somebody creates in a schema of the role's path are never called, and acknowledged data
+# survives a crash, whatever the default of the role or the database is. Only our own sessions are set up: behind a
+# pooler, clients see another process id than that of the server's session.
 _SET_UP = b"""
     select pg_catalog.pg_is_in_recovery(), s.is_ours,
            case when s.commits = 'off' and s.is_ours
@@ -62,11 +62,11 @@ _SET_UP = b"""
 
 
 def bound_connections(engine: sa.Engine, *, settings: bool, password: str | Callable[[], str] | None = None) -> None:
-    """Make an engine's connections bounded, and lend none whose server has already ended it.
+    """Limit the waits on an engine's connections, and lend none that its server has ended.
 
     :param engine: made with ``pool_reset_on_return=None``, since the reset is done here.
-    :param settings: whether the server sessions belong to us, as far as is known, so that they may be set up.
-    :param password: the password, or a function that is asked at each new connection, since it may have changed.
+    :param settings: whether the server sessions seem to be our own, so that they may be set up.
+    :param password: the password, or a function that is called for each new connection, since it may have changed.
     """
 
     @event.listens_for(engine, "do_connect")
@@ -95,14 +95,14 @@ def bound_connections(engine: sa.Engine, *, settings: bool, password: str | Call
             raise
         return raw
 
-    @event.listens_for(engine, "connect")  # the last step: the driver's own questions have been answered
+    @event.listens_for(engine, "connect")  # the last step, after the driver's own statements
     def _opened(raw: BoundedConnection, record: object) -> None:
         raw.answer_seconds = LONGEST_SECONDS
 
     @event.listens_for(engine, "reset")
     def _give_back(raw: BoundedConnection, record: object, state: object) -> None:
         raw.answer_seconds = LONGEST_SECONDS
-        # On a closed connection the pool would log a failure that its user has been told of already.
+        # On a closed connection the pool would log a failure that its user already knows.
         if not raw.closed and raw.pgconn.transaction_status != TransactionStatus.IDLE:
             raw.rollback()
 
@@ -113,7 +113,7 @@ def bound_connections(engine: sa.Engine, *, settings: bool, password: str | Call
 
 
 def bound_transaction(raw: Connection[Any]) -> None:
-    """Bound how long a SQL transaction of a session that is not ours stays open while its client stands still."""
+    """Limit how long a SQL transaction of a pooler's session stays open while its client does not run."""
     raw.execute(_BOUND_TRANSACTION, (_idle_ms(),))
 
 
@@ -122,17 +122,17 @@ def _idle_ms() -> str:
 
 
 def is_idle(raw: BoundedConnection) -> bool:
-    """Tell whether a session is open, as far as is known here, and in no SQL transaction."""
+    """Return whether a session is open, as far as is known here, and in no SQL transaction."""
     return raw.pgconn.transaction_status == TransactionStatus.IDLE  # of a closed one it is unknown
 
 
 def may_prepare(raw: Connection[Any]) -> bool:
-    """Tell whether a session is one server's: a pooler may give each SQL transaction another server process."""
+    """Return whether all SQL transactions of a session run in one server process, unlike behind a pooler."""
     return raw.prepare_threshold is not None
 
 
 def is_alive(raw: BoundedConnection) -> bool:
-    """Tell whether an idle session may be lent: its server has not ended it. Asking would cost a trip."""
+    """Return whether an idle session may be lent because its server has not ended it, without a round trip."""
     return is_idle(raw) and not raw.has_input()
 
 

@@ -1,8 +1,9 @@
-"""The meaning of PostgreSQL's errors for a store."""
+"""Translation of PostgreSQL's errors."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import psycopg
 
@@ -28,47 +29,40 @@ from export_queue.core.store.refusals import (
 
 NO_WRITES = "25006"
 OTHER_SESSION = ("26000", "42P05")
-"""A prepared statement is missing, or exists already: the session is not the one that the driver knows."""
+"""A prepared statement is missing, or exists already: the driver is connected to another session."""
 _TIME_LIMITS = ("57014", "57P05", "55P03", "25P03", "25P04")
 STANDBY_HINT = (
     "a store is the primary: let the URL lead there, with several hosts by target_session_attrs=primary; "
     "or else the role, the database or the server has default_transaction_read_only = on"
 )
-
-
-_IS_THERE = (
-    psycopg.errors.UniqueViolation.sqlstate,
-    psycopg.errors.DuplicateSchema.sqlstate,
-    psycopg.errors.DuplicateTable.sqlstate,
-    psycopg.errors.DuplicateObject.sqlstate,
-    psycopg.errors.DuplicateFunction.sqlstate,
-)
+_EXISTS = ("23505", "42P06", "42P07", "42710", "42723")
+"""A row, schema, table, object or function exists already."""
 
 
 def is_missing_table(error: BaseException) -> bool:
-    """Tell whether the error says that the store's schema, tables or functions are not there."""
+    """Return whether the error says that the store's schema, tables or functions do not exist."""
     if isinstance(error, psycopg.Error) and error.diag.source_function == "op_error":
         return False  # an operator is missing, for an argument of another type
     return getattr(error, "sqlstate", None) in ("42P01", "3F000", "42883") and "xq_" in str(error)
 
 
 def is_creation_met(error: BaseException) -> bool:
-    """Tell whether a statement of a creation met another creation in the catalogue."""
-    if isinstance(error, StoreUnavailable):  # a deadlock, or a lock that was not to be had for a while
+    """Return whether a creation collided with another one in the catalogue."""
+    if isinstance(error, StoreUnavailable):  # a deadlock, or a wait for a lock that took too long
         state = getattr(error.__cause__, "sqlstate", None) or ""
         return state[:2] == "40" or state == "55P03"
     state = getattr(error, "sqlstate", None)
-    return (state or "") in _IS_THERE or (state == "XX000" and "concurrently" in str(error))
+    return (state or "") in _EXISTS or (state == "XX000" and "concurrently" in str(error))
 
 
 def is_lock_timeout(error: BaseException) -> bool:
-    """Tell whether a lock was not to be had for a while; looks through SQLAlchemy's error and this library's."""
+    """Return whether a wait for a lock took too long, also inside SQLAlchemy's error or this library's."""
     found = getattr(error, "orig", None) or (error.__cause__ if isinstance(error, StoreUnavailable) else error)
     return isinstance(found, psycopg.errors.LockNotAvailable)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether trying again may help: connection, resources, operator, deadlock, serialization."""
+    """Return whether trying again may help: connection, resources, operator, deadlock, serialization."""
     if not isinstance(error, psycopg.Error):
         return False
     state = error.sqlstate
@@ -79,7 +73,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def unavailable(error: BaseException, *, where: str = "the store's database") -> StoreUnavailable:
-    """Build the error of a database that could not do it now, with a hint where to look."""
+    """Build the error of a database that is unavailable now, with a hint."""
     hint = None
     state = getattr(error, "sqlstate", None)
     if state == "53200" and "lock" in str(error):
@@ -105,53 +99,46 @@ def unavailable(error: BaseException, *, where: str = "the store's database") ->
 
 
 def translated(error: psycopg.Error) -> ExportQueueError | None:
-    """Turn an error of the functions or of the connection into this library's; None for all others."""
+    """Translate an error of the functions or of the connection into this library's; None for all others."""
     found = refusal(error)
     return unavailable(error) if found is None and is_transient(error) else found
 
 
 def refusal(error: psycopg.Error) -> ExportQueueError | None:
-    """Turn an error that the functions raise into one of ours; None if they did not raise it."""
+    """Translate an error that the functions raise; None for all others."""
     match error.sqlstate:
         case "XQ001":
             found = json.loads(error.diag.message_detail or "{}")
             key = bytes.fromhex(found["key"])
             return conflict_error(found["transaction"], key, found["writer"], name=found["name"])
-        case "XQ002":
-            return RegistrationLost(f"the transaction is no longer registered: {error.diag.message_primary}")
-        case "XQ003":
-            return TransactionTimeout("the transaction's deadline has passed, by the store's clock")
-        case "XQ004":
-            return CommitRefused("the commit was refused before, and stays refused")
-        case "XQ005":
-            return AlreadyCommitted("", None)
         case "XQ006":
             return SnapshotTooOld(error.diag.message_detail or "clean-up has overtaken the snapshot")
-        case "XQ007":
-            return ConfigurationError(
-                f"transactions need READ COMMITTED, found {error.diag.message_primary}",
-                hint="remove default_transaction_isolation from the role, the database or the server",
-            )
-        case "XQ010":
-            return added_to_subscription(error.diag.message_primary or "")
-        case "XQ011":
-            return first_load_not_missing()
-        case "XQ013":
-            return removed_while_loading()
-        case "XQ014":
-            return layout_closed("a queue")
-        case "XQ015":
-            return StagedMeanwhile()
-        case "XQ009":
-            return async_commits()
-        case "XQ008":
-            return StoreReplaced()
-        case _:
-            return None
+    build = _REFUSALS.get(error.sqlstate or "")
+    return None if build is None else build(error.diag.message_primary or "")
+
+
+_REFUSALS: dict[str, Callable[[str], ExportQueueError]] = {
+    "XQ002": lambda message: RegistrationLost(f"the transaction is no longer registered: {message}"),
+    "XQ003": lambda _: TransactionTimeout("the transaction's deadline has passed, by the store's clock"),
+    "XQ004": lambda _: CommitRefused("the commit was refused before, and stays refused"),
+    "XQ005": lambda _: AlreadyCommitted("", None),
+    "XQ007": lambda level: ConfigurationError(
+        f"transactions need READ COMMITTED, found {level}",
+        hint="remove default_transaction_isolation from the role, the database or the server",
+    ),
+    "XQ008": lambda _: StoreReplaced(),
+    "XQ009": lambda _: async_commits(),
+    "XQ010": added_to_subscription,
+    "XQ011": lambda _: first_load_not_missing(),
+    "XQ013": lambda _: removed_while_loading(),
+    "XQ014": lambda _: layout_closed("a queue"),
+    "XQ015": lambda _: StagedMeanwhile(),
+}
+"""By the SQLSTATE what builds the error from the message."""
 
 
 def async_commits() -> ConfigurationError:
-    """Build the error of commits that a crash of the server may undo after they were acknowledged."""
+    """Build the error of commits that a crash of the server may undo after they are acknowledged."""
     return ConfigurationError(
         "synchronous_commit: expected on, local, remote_write or remote_apply, found off: a crash of the server would "
         "lose commits that have been acknowledged and exported",
@@ -160,7 +147,7 @@ def async_commits() -> ConfigurationError:
 
 
 def not_utf8(database: str, encoding: str) -> ConfigurationError:
-    """Build the error of a database that cannot hold every text: names, reasons of dead letters, results."""
+    """Build the error of a database that cannot store all texts, such as names and reasons of dead letters."""
     return ConfigurationError(
         f"database {database}: expected the encoding UTF8, which holds every text, found {encoding}",
         hint="create a database for the store: CREATE DATABASE exports TEMPLATE template0 ENCODING 'UTF8' "
@@ -169,5 +156,5 @@ def not_utf8(database: str, encoding: str) -> ConfigurationError:
 
 
 def standby() -> StoreUnavailable:
-    """Build the error of a standby, whose snapshots would be wrong; it may be promoted."""
+    """Build the error of a standby, whose snapshots would be wrong. It may be promoted."""
     return StoreUnavailable("the server is a standby", hint=STANDBY_HINT)

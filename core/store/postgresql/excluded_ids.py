@@ -1,8 +1,8 @@
-"""The ids that snapshots of a server exclude for long, as a process knows them; no I/O.
+"""The ids that snapshots of a server exclude for a long time, as known to a process; no I/O.
 
-A snapshot reads only the changes of the ids since the last one. If it read all ids (medians of pairs), a transaction
+A snapshot reads only the changes of these ids since the last one. If it read all ids (medians of pairs), a transaction
 that reads one cell would take 1.13 times as long with 100 excluded ids, 2.2 times with 1 000 and 38 times with 10 000,
-and one that reads and writes 1.5 times with 1 000; without excluded ids there is no difference.
+and one that reads and writes 1.5 times with 1 000. Without excluded ids there is no difference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeAlias
 from export_queue.core.postgresql_arrays import BigintArray
 
 _SNAPSHOT = struct.Struct(">iqq")
-"""How many numbers follow, xmin, xmax: PostgreSQL's ``pg_snapshot`` in its binary form."""
+"""Number of elements that follow, xmin, xmax: PostgreSQL's ``pg_snapshot`` in binary form."""
 _NUMBER = struct.Struct(">q")
 _AS_OF_NONE = (None,) * 6
 
@@ -26,12 +26,12 @@ AsOf: TypeAlias = tuple[bytes | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class ServerMoment:
-    """One snapshot of a server: the SQL transactions that had ended."""
+    """A snapshot of a server: the SQL transactions that had ended."""
 
     xmin: int
     """Every smaller number of a SQL transaction had ended."""
     xmax: int
-    """The first number that had not been given."""
+    """The first number that was not in use."""
     xip: tuple[int, ...]
     """Numbers between them that were in progress."""
 
@@ -44,12 +44,12 @@ class ServerMoment:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedIds:
-    """The ids as of one snapshot. An id may occur twice: as that of a long transaction, and as an invalid one."""
+    """The ids as of one snapshot. An id may occur twice, as that of a long transaction and as an invalid one."""
 
     origin: str
-    """The life of the server that gave the snapshot: its numbers mean nothing to another one."""
+    """The life of the server that gave the snapshot, whose numbers mean nothing to another server."""
     table: bytes | None = None
-    """The number that the server has given to a table of the store: after a restore it is another one."""
+    """The server's number of a table of the store, which a restore changes."""
     moment: ServerMoment | None = None
     """None if nothing is known."""
     ids: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class ExcludedIds:
         """Return the ids as of another snapshot; None if the changes do not fit the ids.
 
         :param listed: all ids, where the server could not give the changes.
-        :param changes: ids that have been added since; those that were removed are negative.
+        :param changes: ids that were added since; removed ids are negative.
         """
         ids = tuple(sorted(listed)) if listed is not None else _changed(self.ids, changes)
         return None if ids is None else ExcludedIds(self.origin, table, moment, ids)
@@ -77,7 +77,7 @@ class ExcludedIds:
 def _changed(ids: tuple[int, ...], changes: Iterable[int]) -> tuple[int, ...] | None:
     net: Counter[int] = Counter()
     for change in changes:
-        net[abs(change)] += 1 if change > 0 else -1  # in no order: SQL transactions end in another one than they write
+        net[abs(change)] += 1 if change > 0 else -1  # in any order, as SQL transactions end in any order
     if not any(net.values()):
         return ids
     changed = list(ids)

@@ -1,4 +1,4 @@
-"""A store on PostgreSQL: its engine and its seams."""
+"""The engine and the seams of a store on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import sqlalchemy as sa
 
 from export_queue.core.drivers import bare_url, check_postgresql_files, postgresql_arguments
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.store.postgresql.administration import PostgresAdministration, PostgresServer
+from export_queue.core.store.postgresql.administration import PostgresAdministration, PostgresLocks, PostgresServer
 from export_queue.core.store.postgresql.connection import CLIENT_DEFAULTS, PostgresDriver, bound_connections
-from export_queue.core.store.postgresql.locks import PostgresLocks
 from export_queue.core.store.postgresql.transactions import PostgresSteps
 from export_queue.core.store.postgresql.wake_ups import PostgresWakeUps
 from export_queue.core.store.seams import Dialect

@@ -18,21 +18,18 @@ _ANSWER_SECONDS = 10.0
 
 
 class HintListener(Listener):
-    """Listens on some channels.
-
-    :param raw: a session of its own.
-    """
+    """Listens on some channels, with its own session."""
 
     def __init__(self, raw: BoundedConnection) -> None:
         self._raw = raw
 
     @classmethod
     def begin(cls, raw: BoundedConnection, channels: Iterable[Channel]) -> Self:
-        """Listen from now on; the session ends where that fails."""
+        """Start to listen; close the session if that fails."""
         raw.answer_seconds = _ANSWER_SECONDS
         for channel in channels:
             raw.execute(psycopg.sql.SQL("listen {}").format(psycopg.sql.Identifier(channel.name)))
-            raw.execute(sql.LISTEN_LOCK, channel.locks)  # behind it, so that no hint is sent to nobody
+            raw.execute(sql.LISTEN_LOCK, channel.locks)  # afterwards, so that no hint is sent without a listener
         return cls(raw)
 
     def wait(self, seconds: float) -> bool:
@@ -61,7 +58,7 @@ class HintListener(Listener):
 
 
 class PostgresWakeUps(WakeUps):
-    """Notifies those that hold the lock of a channel."""
+    """Notifies the sessions that hold the lock of a channel."""
 
     def __init__(self) -> None:
         self.is_supported = True
@@ -73,7 +70,7 @@ class PostgresWakeUps(WakeUps):
         try:
             found = raw.execute(sql.SEND_HINTS, (names, first, second)).fetchone()
         except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFunction):
-            self.is_supported = False  # an engine that speaks the protocol, and lacks these
+            self.is_supported = False  # another engine that speaks the protocol
             return False
         assert found is not None
         return bool(found[0])

@@ -1,4 +1,4 @@
-"""The file under a SQLite store: connections to it, and the meaning of its errors."""
+"""The file of a SQLite store: connections to it, and its errors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from export_queue.core.errors import StoreError, StoreNotCreated, StoreUnavailab
 from export_queue.core.store.sqlite.filelock import FileLock
 
 LOCK_SECONDS = 30.0
-"""How long a writer waits for its turn."""
+"""Maximum wait of a writer for the lock."""
 LOG_BYTES = 16 << 20
-"""The log is cut to this size; without readers it has a quarter of it, and is written from its start again."""
+"""Size to which the log is truncated. Without readers it has a quarter of it and is overwritten from its start."""
 SHRINK_MS = 1000
-"""Milliseconds for which readers that come and go may keep the log from being cut."""
+"""Milliseconds for which changing readers may delay the truncation of the log."""
 
 _HELD = (
     "a transaction that is bound to a connection, or another program, holds the file without queueing as this library "
@@ -43,39 +43,39 @@ _LASTING = {
 
 
 class StoreConnection(sqlite3.Connection):
-    """A connection that leaves the queue of writers when it is closed.
+    """A connection that frees the writers' lock when it is closed.
 
-    An interruption may hit the very machinery that ends a block, which is suspended then and frees nothing by itself;
-    the connection, which is in mid-transaction, is closed.
+    An interruption may hit the code that ends a block, which then frees nothing. The connection, which is in
+    mid-transaction, is closed.
     """
 
     write_lock: FileLock | None = None
     is_relaxed = False
-    """Whether it may commit without a flush; an interruption may leave it so."""
+    """Whether it commits without a flush. An interruption may leave it so."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing of a SQL transaction is left with it, as an interruption leaves it."""
+        """Whether it has no remains of a SQL transaction, which an interruption may leave."""
         return not (self.in_transaction or self.is_relaxed or (self.write_lock is not None and self.write_lock.is_held))
 
     def close(self) -> None:
-        """Close it, which rolls back, and free the lock."""
+        """Close it, with a rollback, and free the lock."""
         with contextlib.suppress(sqlite3.Error):
-            self.rollback()  # closing does so only once no cursor is left, and an interruption's traceback may hold one
+            self.rollback()  # closing does so only without cursors, and an interruption's traceback may hold one
         super().close()
         if self.write_lock is not None:
             self.write_lock.free()
 
 
 def is_in_transaction(raw: sqlite3.Connection) -> bool:
-    """Tell whether a connection has a SQL transaction open; a closed one has none."""
+    """Return whether a connection has a SQL transaction open; a closed one has none."""
     with contextlib.suppress(sqlite3.ProgrammingError):
         return raw.in_transaction
     return False
 
 
 class StoreFile:
-    """The file of a store: where it is, and whether it still is the one that this process opened.
+    """The file of a store.
 
     :param path: absolute, since a process may change its folder.
     """
@@ -92,18 +92,15 @@ class StoreFile:
         return f"sqlite:///{self.path}"
 
     def lock(self) -> FileLock:
-        """The queue of writers; one for all links to the file."""
+        """Return the lock of writers, which is the same for all links to the file."""
         return FileLock(self._lock_path, seconds=LOCK_SECONDS)
 
     def connect(self) -> sqlite3.Connection:
-        """Open a durable connection; a file that is missing is not created.
-
-        :raises StoreNotCreated: there is no such file.
-        """
+        """Open a durable connection; raise StoreNotCreated if there is no such file."""
         raw = self._open()
         try:
             is_wal = raw.execute("pragma journal_mode").fetchone()[0] == "wal"
-            # Another program's file stays as it is: the path may be mistyped.
+            # Another program's file is not changed: the path may be mistyped.
             if not is_wal and raw.execute("select 1 from sqlite_schema where name = 'xq_store'").fetchone():
                 raw.execute("pragma journal_mode = wal")
             raw.execute("pragma synchronous = full")
@@ -122,10 +119,7 @@ class StoreFile:
         return sqlite3.connect(where, uri=True, timeout=LOCK_SECONDS, check_same_thread=False, factory=StoreConnection)
 
     def create(self) -> None:
-        """Create the file and its folder where they are missing, with a log that readers never wait for; idempotent.
-
-        :raises StoreError: it cannot be created.
-        """
+        """Create a missing file and its folder, with a log for which readers never wait; idempotent."""
         self._found = None
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,11 +133,11 @@ class StoreFile:
             raise StoreError(f"store {self.url}: {error.strerror}") from error
 
     def refusal_in_child(self, url: str, was_in_use: bool) -> StoreError | None:
-        """Return why a process that was forked a moment ago may not use the file; None if it may.
+        """Return why a newly forked process may not use the file; None if it may.
 
-        SQLite would take the locks of a connection that the parent had in use for this process's own.
+        SQLite would treat the locks of a connection that the parent was using as this process's own.
 
-        :param url: the store's, as it may be shown.
+        :param url: the store's URL without secrets.
         :param was_in_use: whether another thread of its parent may have been in a step.
         """
         if not was_in_use and not self.is_open():
@@ -156,11 +150,9 @@ class StoreFile:
         )
 
     def shrink_log(self, connection: sa.Connection) -> int:
-        """Move the log into the file and cut it, where readers have made it grow.
+        """Move a log that readers have made grow into the file, and truncate it. Writers wait for a second at most.
 
-        Writers wait in their queue meanwhile, for a second at most.
-
-        :returns: the bytes of a log that could not be cut, since somebody still reads an older state; else 0.
+        :returns: the bytes of a log that could not be truncated, as somebody still reads an older state; otherwise 0.
         """
         if self.log_bytes() <= LOG_BYTES:
             return 0
@@ -191,10 +183,7 @@ class StoreFile:
         return (found.st_dev, found.st_ino)
 
     def require_in_place(self) -> None:
-        """Check that the path still leads to the file that this process opened.
-
-        :raises StoreError: the file was deleted or replaced; what is written into it now would be lost.
-        """
+        """Raise StoreError if the file was deleted or replaced, since what is written into it now would be lost."""
         if self._found is not None and self._identity() != self._found:
             raise StoreError(
                 f"store {self.url}: the file was deleted or replaced while this process had it open",
@@ -203,11 +192,11 @@ class StoreFile:
             )
 
     def forget(self) -> None:
-        """Take whatever file is there at the next connection."""
+        """Accept any file at the next connection."""
         self._found = None
 
     def is_open(self) -> bool:
-        """Tell whether this process has the file open, in whatever way."""
+        """Return whether this process has the file open in any way."""
         if self._found is None:
             return False
         for number in Path("/dev/fd").iterdir():
@@ -223,7 +212,7 @@ def open_engine(url: sa.URL, file: StoreFile) -> sa.Engine:
     return sa.create_engine(
         url,
         isolation_level="AUTOCOMMIT",
-        hide_parameters=True,  # values of entries do not belong into errors
+        hide_parameters=True,  # errors must not show values of entries
         creator=file.connect,
         poolclass=sa.QueuePool,
         pool_size=8,
@@ -233,11 +222,11 @@ def open_engine(url: sa.URL, file: StoreFile) -> sa.Engine:
 
 
 def explain(error: BaseException, url: str) -> StoreError | None:
-    """Name the file and the remedy; None for errors that are not the file's.
+    """Translate an error of the file into one with a remedy; None for other errors.
 
-    :param url: the store's, as it may be shown.
+    :param url: the store's URL without secrets.
     """
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits say more about the same
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits are details
     if code in _PASSING:
         return StoreUnavailable(f"store {url}: {error}", hint=_PASSING[code])
     if code in _LASTING:

@@ -1,4 +1,4 @@
-"""A queue of writers before a SQLite file: an advisory lock on a file beside it."""
+"""A queue of writers of a SQLite file: an advisory lock on a file next to it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from export_queue.core.errors import StoreError, StoreUnavailable
 
 
 class FileLock:
-    """Hold an exclusive lock on a file, waiting in line for it.
+    """Hold an exclusive lock on a file. The kernel serves waiters in order, and frees the lock when its holder dies.
 
-    The kernel hands the lock to waiters in order, and frees it when its holder dies.
-
-    :param path: the side file; created where it is missing.
-    :param seconds: the longest wait.
+    :param path: the side file, which is created if it is missing.
+    :param seconds: the maximum wait.
     """
 
     def __init__(self, path: str, *, seconds: float) -> None:
@@ -43,9 +41,9 @@ class FileLock:
         return self
 
     def _wait_in_line(self, file: _SideFile) -> None:
-        # A blocking flock cannot be given a time limit, so a thread waits in it. Polling would have one, but no line.
+        # A blocking flock has no time limit, so a thread waits in it. Polling would have one, but no order.
         turn = self._turn = _Turn(file)
-        self._file = None  # until it has come the turn's own
+        self._file = None  # the turn owns it until the lock is acquired
         try:
             turn.start()
             came = turn.wait(self._seconds)
@@ -71,11 +69,11 @@ class FileLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock, or a place in the line, may still be taken."""
+        """Whether the lock may be held, or a thread may be waiting for it."""
         return self._file is not None or (self._turn is not None and not self._turn.has_given_up)
 
     def free(self) -> None:
-        """Free the lock, and leave the line; again is harmless."""
+        """Free the lock or stop waiting for it; idempotent."""
         if self._turn is not None:
             self._turn.give_up()
         file = self._file
@@ -87,10 +85,8 @@ class FileLock:
 class _SideFile:
     """The side file, opened once for one lock.
 
-    The lock belongs to the open file, which a forked child shares: closing alone would leave the lock with the child.
-    So a lock is freed explicitly, and a child closes its copies at once, without freeing the locks of its parent.
-
-    :raises OSError: the file cannot be opened.
+    The lock belongs to the open file, which a forked child shares, so closing alone would leave the lock with the
+    child. A lock is freed explicitly, and a child closes its copies at once, without freeing its parent's locks.
     """
 
     def __init__(self, path: str) -> None:
@@ -99,7 +95,7 @@ class _SideFile:
             _open_files.add(self)
 
     def lock(self, *, wait: bool) -> bool:
-        """Take the lock; without waiting, tell whether it came."""
+        """Take the lock; return False if it is not free, without waiting."""
         assert self._number is not None
         try:
             fcntl.flock(self._number, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,10 +104,10 @@ class _SideFile:
         return True
 
     def free(self) -> None:
-        """Free the lock if it is held, and close the file; again is harmless."""
+        """Free the lock if it is held, and close the file; idempotent."""
         with _opening:
             if self._number is not None:
-                fcntl.flock(self._number, fcntl.LOCK_UN)  # first: an interruption between two steps leaves no lock
+                fcntl.flock(self._number, fcntl.LOCK_UN)  # first: an interruption afterwards leaves no lock
                 self._close()
 
     def leave_to_parent(self) -> None:
@@ -126,17 +122,17 @@ class _SideFile:
 
 
 _opening = threading.RLock()
-"""Held at a fork: no file is open in a child that the child does not know of."""
+"""Held during a fork, so that a child knows all open files."""
 _open_files: set[_SideFile] = set()
 
 
 def hold_before_fork() -> None:
-    """Let no thread open or free a side file until the fork is over."""
+    """Keep threads from opening or freeing side files until the fork is over."""
     _opening.acquire()
 
 
 def release_after_fork() -> None:
-    """Let threads go on."""
+    """Let threads continue."""
     _opening.release()
 
 
@@ -148,7 +144,7 @@ def leave_to_parent() -> None:
 
 
 class _Turn(threading.Thread):
-    """Waits for the lock; if its owner has given up meanwhile, gives it back at once."""
+    """Waits for the lock, and frees it at once if its owner has given up meanwhile."""
 
     def __init__(self, file: _SideFile) -> None:
         super().__init__(name="export-queue-file-lock", daemon=True)
@@ -158,13 +154,13 @@ class _Turn(threading.Thread):
         self.has_given_up = False
 
     def start(self) -> None:
-        """Begin to wait; an interruption comes out as itself."""
+        """Start to wait. An interruption is raised as itself."""
         try:
             super().start()
         except KeyError as error:
             if error.args != (self,):
                 raise
-            # Python missed the thread among those that have not begun, on its way out with the interruption.
+            # While raising the interruption, Python did not find the thread among those that have not begun.
             raise error.__context__ or error from None
 
     def run(self) -> None:
@@ -179,7 +175,7 @@ class _Turn(threading.Thread):
         return self._came.wait(seconds)
 
     def give_up(self) -> None:
-        """Leave the line; a lock that came at the last moment is freed."""
+        """Stop waiting, and free a lock that came at the last moment."""
         with self._guard:
             self.has_given_up = True
             if self._came.is_set():

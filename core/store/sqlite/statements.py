@@ -8,7 +8,7 @@ _SEEN = """
     (version in (select value from json_each(:pointers))
      or (version <= :pointer and version not in (select value from json_each(:excluded))))
 """
-_UP_TO = "version <= :pointer"  # of a snapshot that is a prefix; half the price
+_UP_TO = "version <= :pointer"  # for a snapshot that is a prefix; half the cost
 READ_CELL = f"""
     select (select horizon from xq_store), version, value from xq_cell
     where table_number = :table and row_key = :row and column_key = :column and {_SEEN}
@@ -35,14 +35,14 @@ ENTRIES_AFTER = _ENTRIES.format("bucket >= :bucket and (bucket, key, seq) > (:bu
 STORE_ID = "select store_id from xq_store"
 NAME_OF_TABLE = "select name from xq_table where number = ?"
 NAME_OF_QUEUE = "select id from xq_queue where number = ?"
-# One statement, and so one SQL snapshot. Short ones come with it: each that is registered would change the number.
+# One statement, hence one SQL snapshot. Short ones are read each time: otherwise each would change the number of lists.
 SNAPSHOT = """
     select c.last_id, s.lists, (select group_concat(id) from xq_active where kind <> 'long')
     from xq_last_id c, xq_store s
 """
 LAST_ID = "select last_id from xq_last_id"
 EXCLUDED_FOR_LONG = "select id from xq_active where kind = 'long' union select id from xq_invalid order by 1"
-# No counter: a store that is restored from a copy may come to a number again, with other ids.
+# Not a counter, since a store that is restored from a copy might reach a number again with other ids.
 _CHANGED = "begin update xq_store set lists = random(); end"
 TRIGGERS = (
     f"create trigger if not exists xq_active_insert after insert on xq_active when new.kind = 'long' {_CHANGED}",
@@ -52,8 +52,8 @@ TRIGGERS = (
 )
 KEEPS_FROM_FLOOR = "select 1 from xq_active, xq_last_id where last_id < ? limit 1"
 SET_FLOOR = "update xq_last_id set last_id = max(last_id, ?)"
-# Far above the last id the clock may have stepped: while an id is in progress it is followed little by little, unless a
-# run of clean-up has met it there some minutes ago.
+# If the clock is far above the last id, it may have stepped. While an id is in progress, ids follow it gradually,
+# unless a run of clean-up met the clock there some minutes ago.
 DRAW = """
     update xq_last_id set last_id = case
         when :now_ms * 1000000 - last_id > :hour and exists (select 1 from xq_active) and not exists (
@@ -70,7 +70,7 @@ _SCAN = """
 """
 _ALL_VERSIONS = "order by row_key, column_key, version"
 _NEWEST = "group by row_key, column_key having max(version) order by row_key, column_key"
-"""The other columns are those of the row with the greatest version, as SQLite promises."""
+"""SQLite promises that the other columns are those of the row with the greatest version."""
 
 
 def scan(scan: Scan, *, is_prefix: bool) -> str:
@@ -86,9 +86,9 @@ def scan(scan: Scan, *, is_prefix: bool) -> str:
 
 
 def store_proof(tables: int, queues: int) -> str:
-    """Write the statement that reads the store's identity, its horizon, and how many of these numbers it has.
+    """Return the statement that reads the store's identity, its horizon, and how many of these numbers it has.
 
-    The last argument is the subscription whose first load this is: no other subscription is added to by itself.
+    The last argument is the subscription whose first load this is. Other subscriptions do not count.
     """
     counts = (
         f"(select count(*) from {table} where number in ({', '.join('?' * numbers)}){condition})"
@@ -115,8 +115,8 @@ PUT_ENTRY = """
     insert into xq_entry (queue_number, layout, bucket, key, seq, value) values (?, ?, ?, ?, ?, ?)
     on conflict do update set value = excluded.value
 """
-# The layouts l of queues q in which a transaction adds: the oldest that were current when it had begun. So all that it
-# adds lies in one, and no key of it in two under one sequence, although it stages its entries little by little.
+# The layouts l of queues q to which a transaction adds: the oldest ones that were current when it began. So all that it
+# adds to a queue is in one layout, and no key in two under one sequence, although it stages its entries in parts.
 _LAYOUT = """
     left join xq_layout l on q.layout > 1 and l.queue_number = coalesce(q.parent, q.number) and l.layout = (
       select min(o.layout) from xq_layout o
@@ -209,8 +209,8 @@ END_ALL = (
 )
 _IS_SLOW = "kind = 'long' and deadline_ms - started_ms >= :slow"
 ANY_LATE = "select 1 from xq_active where deadline_ms < ? and id = owner"
-# A long transaction with a time-out of hours is only noted when it is first found late, and ended when it still is some
-# minutes later: the clock may be ahead for a moment.
+# A long transaction with a time-out of hours is only recorded when it is first found late, and ended if it still is
+# some minutes later, since the clock may be ahead for a moment.
 NOTE_LATE = f"""
     update xq_active set late_ms = :now
     where deadline_ms < :now and id = owner and {_IS_SLOW} and (late_ms is null or late_ms > :now)
@@ -236,9 +236,9 @@ ROLLBACK = (
        (select table_number, row_key, column_key from xq_staged_cell where id = :id)""",
     """delete from xq_entry where seq = :id and (queue_number, layout, bucket, key) in
        (select queue_number, layout, bucket, key from xq_staged_entry where id = :id)""",
-    # by index: a notification is on an observed column
+    # uses the index: a notification is on an observed column
     """delete from xq_notification where version = :id and (table_number, column_key) in
        (select table_number, column_key from xq_observed)""",
-    "delete from xq_segment where transaction_id = :id",  # its files are clean-up's
+    "delete from xq_segment where transaction_id = :id",  # clean-up deletes its files
     *FORGET_STAGED,
 )

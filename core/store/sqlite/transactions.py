@@ -1,4 +1,4 @@
-"""The steps of a transaction on SQLite: one writer at a time, and active rows."""
+"""The steps of a transaction on SQLite, with one writer at a time."""
 
 from __future__ import annotations
 
@@ -51,41 +51,40 @@ from export_queue.core.store.seams import (
 )
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
-from export_queue.core.store.sqlite.connection import begin_own, raw_of
 from export_queue.core.store.sqlite.file import StoreConnection, StoreFile
-from export_queue.core.store.sqlite.writing import Writing, savepoint
+from export_queue.core.store.sqlite.writing import Writing, begin_own, raw_of, savepoint
 
 _DECLARED = {
     column.type.compile(SQLiteDialect()).partition("(")[0]: column
     for table in schema.metadata.tables.values()
     for column in table.columns
 }
-"""A column of each type that the tables declare, by the name under which the driver looks for a converter."""
+"""A column of each declared type, by the name under which the driver looks up a converter."""
 
 
 class SqliteSteps(TransactionSteps):
     """Steps under one writer at a time.
 
-    Ids are drawn inside the writer's SQL transaction: every id up to the last one has ended except those with an active
-    row and the invalid ones. So a snapshot is read, not written, and an id is registered, by a row, only if somebody
-    needs it before the commit. Writers queue at a file lock, since SQLite's own waiting is a sleep with growing pauses
-    that leaves some writers without a turn for seconds.
+    Ids are drawn in the writer's SQL transaction, so every id up to the last one has ended except those with an active
+    row and the invalid ones. A snapshot only reads them. An id is registered, by a row, only if it is needed before the
+    commit. Writers queue at a file lock: SQLite itself waits with growing pauses, so some writers would starve for
+    seconds.
     """
 
     def __init__(self, file: StoreFile, clock: Clock) -> None:
         self._file = file
         self._clock = clock
         self._lists: tuple[int, tuple[int, ...]] = (0, ())
-        """The ids that are excluded for long, and the number that the store had then; of a new store 0 and none."""
+        """The number of the list of ids that are excluded for a long time, and these ids; in a new store 0 and none."""
         self._begun: dict[int, Writing] = {}
-        """By thread the transaction that it began last, unless that has ended in order."""
+        """By thread the transaction that it began last, unless that ended normally."""
 
     def now(self, connection: Handle) -> int:
         return self._clock()
 
     def transaction(self, connection: Handle, *, durable: bool = True) -> contextlib.AbstractContextManager[None]:
         raw = raw_of(connection)
-        if raw.in_transaction:  # the user's own, which holds the write lock from our first write on
+        if raw.in_transaction:  # the user's, which holds the write lock from our first write on
             return contextlib.nullcontext()
         return Writing(self._file, raw, self._begun, durable=durable)
 
@@ -162,7 +161,7 @@ class SqliteSteps(TransactionSteps):
             raw.execute("rollback")
 
     def _list_excluded(self, raw: sqlite3.Connection) -> tuple[int, ...]:
-        """Read the ids that snapshots exclude, ascending, inside of a SQL transaction."""
+        """Read the ids that snapshots exclude, ascending, in a SQL transaction."""
         _, lists, short = raw.execute(sql.SNAPSHOT).fetchone()
         known = self._lists
         if known[0] != lists:
@@ -175,12 +174,12 @@ class SqliteSteps(TransactionSteps):
         found = None
         if not snapshot.write_pointers:
             found = raw.execute(sql.READ_CELL_UP_TO, (table, row, column, snapshot.read_pointer)).fetchone()
-        # The excluded ids are sent only where they matter: there may be thousands.
+        # The excluded ids, maybe thousands, are sent only if they matter.
         if snapshot.write_pointers or (found is not None and snapshot.excluded and snapshot.excludes(found[1])):
             arguments = {"table": table, "row": row, "column": column, "pointer": snapshot.read_pointer}
             seen = {"pointers": f"[{snapshot.write_pointers_text}]", "excluded": f"[{snapshot.excluded_text}]"}
             found = raw.execute(sql.READ_CELL, arguments | seen).fetchone()
-        # Where nothing was found the horizon may be read later: it only grows.
+        # If nothing was found, the horizon may be read later, since it only grows.
         horizon, version, value = found or (*raw.execute(sql.HORIZON).fetchone(), None, None)
         snapshot.require_above(horizon)
         return version, value
@@ -278,7 +277,7 @@ class SqliteSteps(TransactionSteps):
             raw.executemany(sql.PUT_CELL, [(t, r, c, pointer, v) for t, r, c, v in writes.cells])
 
     def _publish_staged(self, raw: sqlite3.Connection, transaction: int, load: int | None) -> None:
-        """Give the entries that were staged for queues with subscriptions to the readers that there are now."""
+        """Give entries that were staged for queues with subscriptions to their current readers."""
         if load is not None:
             if raw.execute(sql.MAKE_FIRST_LOAD, (load,)).rowcount == 0:
                 _require_subscription(raw, load)
@@ -293,19 +292,19 @@ class SqliteSteps(TransactionSteps):
             with savepoint(raw):
                 return self._commit(raw, call)
         with self.transaction(raw):
-            return self._commit(raw, call)  # in the order of PostgreSQL's function
+            return self._commit(raw, call)  # with the order of steps of PostgreSQL's function
 
     def _commit(self, raw: sqlite3.Connection, call: CommitCall) -> Committed:
         execute, executemany, writes, now = raw.execute, raw.executemany, call.writes, self._clock()
         snapshot = None if call.snapshot is None else _told_by_ids(call.snapshot)
 
-        # 1. The registration ends, or the id is drawn. The last pointer is the writer of keys: each later commit must
-        # have a greater id than any version written here.
+        # 1. The registration ends, or the id is drawn. The last pointer becomes the writer of keys, since each later
+        # commit must have a greater id than any version written here.
         pointers = (self._draw(raw),) if call.transaction is None else self._forget(raw, call.transaction)
         transaction = pointers[0] if pointers else call.transaction
 
-        # 2. The outcome, before all else, so that a repeated call meets neither the end of its registration, nor its
-        # own writes.
+        # 2. The outcome, before everything else, so that a repeated call meets neither the end of its registration nor
+        # its own writes.
         if execute(sql.COMMITTED, (call.request.hex, transaction, now)).rowcount == 0:
             status, decided = execute(sql.OUTCOME, (call.request.hex,)).fetchone()
             if status == "committed":
@@ -326,8 +325,11 @@ class SqliteSteps(TransactionSteps):
             if taken.rowcount == 0:
                 raise AlreadyCommitted(call.idempotency_key, None)
 
-        # 4. First committer wins. Without a snapshot it starts here, with an id above all that have committed.
-        keys = writes.keys if call.kind != "long" else _with_staged_keys(raw, writes.keys, pointers)
+        # 4. First committer wins. A transaction without a snapshot starts here, with an id above all committed ones.
+        keys = writes.keys
+        if call.kind == "long":
+            staged = {row[0] for pointer in pointers for row in execute(sql.STAGED_KEYS, (pointer,))}
+            keys = sorted(staged.union(keys))
         if snapshot is not None:
             for key in keys:
                 writer = execute(sql.WRITER, (key,)).fetchone()
@@ -344,19 +346,21 @@ class SqliteSteps(TransactionSteps):
             if execute(sql.MAY_REPEAT_KEYS, {"id": transaction}).fetchone() is not None:
                 raise StagedMeanwhile
             self._publish_staged(raw, transaction, call.load)
-            _publish_segments(raw, transaction)
+            if (closed := execute(sql.CLOSED_LAYOUT, {"id": transaction}).fetchone()) is not None:
+                raise layout_closed(f"queue {closed[0]!r}")
+            execute(sql.PUBLISH_SEGMENTS, {"id": transaction})
         if writes.entries:
             executemany(sql.PUT_ENTRY, _of_readers(raw, writes.entries, transaction, call.load))
         if writes.notifications:
             executemany(sql.PUT_NOTIFICATION, [(*cell, transaction) for cell in writes.notifications])
         if writes.acknowledged and snapshot is not None:
-            # Only those that this transaction saw: a notification that an older one sets meanwhile stays.
+            # Only those that this transaction saw. A notification that an older one sets meanwhile stays.
             seen = (snapshot.read_pointer, json.dumps(snapshot.excluded))
             executemany(sql.ACKNOWLEDGE, [(*cell, *seen) for cell in writes.acknowledged])
         if call.kind == "long":
             self._run_for_each(raw, sql.FORGET_STAGED, pointers)
 
-        # 6. The store, and the horizon, behind the checks.
+        # 6. The store, and the horizon, after the checks.
         horizon = _prove_store(raw, call.store_id, writes, call.load)
         if snapshot is not None:
             snapshot.require_above(horizon)
@@ -371,7 +375,7 @@ class SqliteSteps(TransactionSteps):
     ) -> None:
         raw = raw_of(connection)
         if kind == "bound" and not raw.in_transaction:
-            return  # the user's SQL transaction has ended; if it committed, the row goes at its deadline
+            return  # the user's SQL transaction has ended; if it committed, the row is deleted at its deadline
         with self.transaction(connection, durable=kind == "long" or bool(kept)):
             raw.executemany(sql.KEEP_INVALID, [(pointer, self._clock(), left_to) for pointer in kept])
             pointers = self._forget(raw, transaction)
@@ -427,7 +431,7 @@ class SqliteSteps(TransactionSteps):
             return self._sweep(raw, (*sql.ROLLBACK, sql.FORGET_INVALID), ids, self._clock())
 
     def _sweep(self, raw: sqlite3.Connection, statements: Sequence[str], ids: Sequence[int], now: int) -> Swept:
-        """Run the statements for each id; one whose rows cannot be changed keeps no other."""
+        """Run the statements for each id, and continue after an id whose rows cannot be changed."""
         ended, failed = 0, None
         for number in ids:
             raw.execute("savepoint xq_sweep")
@@ -443,20 +447,14 @@ class SqliteSteps(TransactionSteps):
 
 
 def _told_by_ids(snapshot: AnySnapshot) -> Snapshot:
-    assert isinstance(snapshot, Snapshot), "a server's snapshot says nothing to SQLite"
+    assert isinstance(snapshot, Snapshot), "a server's snapshot has no meaning in SQLite"
     return snapshot
-
-
-def _with_staged_keys(raw: sqlite3.Connection, keys: Sequence[bytes], pointers: Sequence[int]) -> Sequence[bytes]:
-    """Add the keys that were staged under write pointers; ascending."""
-    staged = {row[0] for pointer in pointers for row in raw.execute(sql.STAGED_KEYS, (pointer,))}
-    return sorted(staged.union(keys))
 
 
 def _of_readers(
     raw: sqlite3.Connection, entries: Sequence[tuple[int, int, bytes, bytes | None]], seq: int, load: int | None
 ) -> list[tuple[int, int, int, bytes, int, bytes | None]]:
-    """Give each entry to all readers of the queue that it is added to; that of a first load to its subscription."""
+    """Return the rows of entries for all readers of their queues, or for the subscription of a first load."""
     readers: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     added_to = json.dumps(list({entry[0] for entry in entries}))
     if load is None:
@@ -475,9 +473,9 @@ def _of_readers(
 def _staged(
     raw: sqlite3.Connection, transaction: int, entries: Sequence[tuple[int, int, bytes, bytes | None]]
 ) -> list[tuple[tuple[int, int, int, bytes], int | None, bytes | None]]:
-    """Tell where entries of a transaction wait for its commit: place, hash and value.
+    """Return position, hash and value of the staged rows of entries.
 
-    Those of a queue with subscriptions wait in its layout and bucket 0, and the commit needs their hash.
+    Those of a queue with subscriptions are staged in layout and bucket 0, and the commit needs their hash.
     """
     if not entries:
         return []
@@ -493,26 +491,17 @@ def _staged(
     return found
 
 
-def _publish_segments(raw: sqlite3.Connection, transaction: int) -> None:
-    """Publish the segments of a long transaction to the readers that its queues have now.
-
-    :raises LayoutClosed: files were written for a layout that is closed.
-    """
-    if (closed := raw.execute(sql.CLOSED_LAYOUT, {"id": transaction}).fetchone()) is not None:
-        raise layout_closed(f"queue {closed[0]!r}")
-    raw.execute(sql.PUBLISH_SEGMENTS, {"id": transaction})
-
-
 def _require_subscription(raw: sqlite3.Connection, load: int) -> None:
     if raw.execute(sql.SUBSCRIPTION, (load,)).fetchone() is None:
         raise removed_while_loading()
 
 
 def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes, load: int | None) -> int:
-    """Prove that rows go into the store that their writer knows, whose numbers are never used again.
+    """Check that the rows' store and numbers are those of this store, and return its horizon.
 
-    :param load: the subscription whose first load this is; no other one is added to by itself.
-    :returns: the horizon.
+    Numbers are never used again.
+
+    :param load: the subscription whose first load this is. Entries may be added to no other subscription.
     """
     tables = {row[0] for row in (*writes.cells, *writes.notifications, *writes.acknowledged)}
     queues = {entry[0] for entry in writes.entries}
@@ -530,16 +519,16 @@ def _prove_store(raw: sqlite3.Connection, store_id: str, writes: Writes, load: i
 
 
 def _with_short(excluded: tuple[int, ...], short: str | None) -> tuple[int, ...]:
-    """Add the ids of short transactions, with commas between them."""
+    """Add the ids of short transactions, which are separated by commas."""
     return excluded if short is None else tuple(sorted((*excluded, *map(int, short.split(",")))))
 
 
 def _is_converted(raw: sqlite3.Connection, column: sa.Column[object]) -> bool:
-    """Tell whether a connection changes values of a column as it reads them."""
+    """Return whether a connection converts values of a column as it reads them."""
     probe = f"select {column.name} from {column.table.name} where false union all select x'00'"
     try:
         return bool(raw.execute(probe).fetchone() != (b"\0",))
     except sqlite3.OperationalError:
         raise
-    except Exception:  # the converter's own
+    except Exception:  # of the converter
         return True

@@ -1,4 +1,4 @@
-"""One SQL transaction that writes to a SQLite file, from the queue of writers to its commit."""
+"""Connections in a SQL transaction: one that writes to a SQLite file, from the queue of writers to its commit."""
 
 from __future__ import annotations
 
@@ -8,19 +8,52 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
+
+import sqlalchemy as sa
 
 from export_queue.core.errors import StoreError, StoreUnavailable
+from export_queue.core.store.seams import Handle
 from export_queue.core.store.sqlite.file import StoreConnection, StoreFile, explain, is_in_transaction
 
 
+def raw_of(connection: Handle) -> sqlite3.Connection:
+    """Return the driver's connection."""
+    raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
+    if isinstance(raw, LentConnection):
+        return raw.raw
+    assert isinstance(raw, sqlite3.Connection)
+    return raw
+
+
+def begin_own(raw: sqlite3.Connection) -> None:
+    """Begin the user's SQL transaction, which the driver delays until the user's first write."""
+    if not raw.in_transaction:
+        raw.execute("begin immediate")
+
+
+class LentConnection:
+    """A user's connection, which SQLAlchemy must neither set up nor end."""
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self.raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+    def _leave(self, *arguments: object, **options: object) -> None:
+        pass
+
+    commit = rollback = close = create_function = _leave
+
+
 class Writing:
-    """Hold the writers' queue and one immediate SQL transaction: committed at the end of a block, rolled back on error.
+    """Hold the writers' lock and an immediate SQL transaction: committed after the block, rolled back on error.
 
-    No generator: it would cost as much as the statements inside.
+    It is no generator, which would cost as much as the statements inside.
 
-    :param begun: by thread the one that it began last, unless that has ended in order. Two interruptions in a row leave
-        such a one, as the second hits what ends the block after the first. A thread has one at a time: each waits for
-        the lock.
+    :param begun: by thread the transaction that it began last, unless that ended normally. Two interruptions in a row
+        leave such a one, if the second hits the end of the block after the first. A thread has one at a time.
     :param durable: whether the commit is flushed.
     """
 
@@ -37,7 +70,7 @@ class Writing:
         self._process = os.getpid()
 
     def __enter__(self) -> None:
-        """Wait in line, and begin."""
+        """Wait for the lock, and begin."""
         raw, thread = self._raw, threading.get_ident()
         interrupted = self._begun.get(thread)
         if interrupted is not None:
@@ -60,23 +93,23 @@ class Writing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Commit, or roll back, and let the next writer in."""
+        """Commit or roll back, and free the lock."""
         if error is not None:
             self._roll_back()
-            self._raise_undone(error)  # no commit has been tried
+            self._raise_undone(error)  # there was no commit
             return
         try:
             self._raw.execute("commit")
         except BaseException as failure:
             self._roll_back()
-            # Where the log had no space for the end of a transaction, no recovery will find one.
+            # If the log had no space for the end of a transaction, no recovery will find one.
             if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 self._raise_undone(failure)
             raise
         self._leave()
 
     def _relax(self, relaxed: bool) -> None:
-        """Let commits end without a flush, or no more; a connection that may do so for longer is not used again."""
+        """Switch flushes of commits off or on. A connection on which they stay off is not used again."""
         if isinstance(self._raw, StoreConnection) and relaxed:
             self._raw.is_relaxed = True
         self._raw.execute(f"pragma synchronous = {'normal' if relaxed else 'full'}")
@@ -103,18 +136,18 @@ class Writing:
             self._begun.pop(threading.get_ident(), None)
 
     def _has_connection(self) -> bool:
-        """Tell whether the connection is not another one's, where a block is ended late, by the garbage collector."""
+        """Return whether the connection is still in use here. The garbage collector may end a block late."""
         return getattr(self._raw, "write_lock", self._lock) is self._lock
 
     def _end_interrupted(self) -> None:
         if self._process != os.getpid():
-            return  # it is the parent's
+            return  # it belongs to the parent process
         if self._has_connection() and is_in_transaction(self._raw):
             self._raw.close()
         self._lock.free()
 
     def _raise_undone(self, error: BaseException) -> None:
-        """Say of an error of the file that nothing has taken effect."""
+        """Raise an error of the file as one that had no effect."""
         failure: StoreError | None = explain(error, self._file.url) if isinstance(error, sqlite3.Error) else None
         if failure is None:
             return
@@ -125,7 +158,7 @@ class Writing:
 
 @contextlib.contextmanager
 def savepoint(raw: sqlite3.Connection) -> Iterator[None]:
-    """Leave nothing of a block that fails in a SQL transaction of the user's, whatever the user does with that."""
+    """Undo a failed block in a user's SQL transaction, whether the user commits that or not."""
     raw.execute("savepoint xq_step")
     try:
         yield
