@@ -79,7 +79,7 @@ def unsubscribe(
         reader = _removable(work, queue, name)
         # In the order of claims. From here on no drain adds dead letters, and those just added are visible.
         queries.readers.hold(work, reader.number)
-        queries.readers.hold_locks(work, reader.number)
+        queries.locks.hold_all(work, reader.number)
         shut_out_commits(work, queue)
         waits = queries.readers.has_rows(work, reader.number)
         if waits and act is None:

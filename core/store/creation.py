@@ -37,12 +37,11 @@ def create(database: Database, *, floor: int = 0, who: str = "") -> Identity:
         with database.begin() as work:
             if database.dialect.name == "postgresql":
                 _add_schema(work.connection)
-            finish_migration = migrate(work)
+            changed_views = migrate(work)
             schema.metadata.create_all(work.connection)
             _add_first_rows(work)
             database.dialect.administration.create(work.connection)
-            _create_views(work.connection)
-            finish_migration()
+            _create_views(work.connection, changed_views)
             if floor:
                 is_raised = database.dialect.administration.last_id(work.connection) < floor
                 database.dialect.administration.set_floor(work.connection, floor)
@@ -83,15 +82,16 @@ def _add_first_rows(work: Work) -> None:
         connection.execute(schema.clock.insert().values(one=1, last_id=0))
 
 
-def _create_views(connection: sa.Connection) -> None:
+def _create_views(connection: sa.Connection, changed: list[str]) -> None:
     prefix, bodies = prefix_of(connection), views.VIEWS
     if connection.dialect.name == "postgresql":
         bodies = bodies | views.VIEWS_OF_LOCKS
     existing = sa.inspect(connection).get_view_names(schema=schema_of(connection) if prefix else None)
     # Existing views stay, since they only change with the schema's version. Replacing one would wait for its readers.
-    for name in bodies.keys() - set(existing):
-        body = bodies[name].format(s=prefix, lock_window=LOCK_WINDOW)
-        connection.exec_driver_sql(f"create view {prefix}{name} as {body}")
+    for create, names in (("create", bodies.keys() - set(existing)), ("create or replace", changed)):
+        for name in names:
+            body = bodies[name].format(s=prefix, lock_window=LOCK_WINDOW)
+            connection.exec_driver_sql(f"{create} view {prefix}{name} as {body}")
 
 
 def check(work: Reading) -> Identity:

@@ -7,13 +7,13 @@ is no longer used, and raises ``oldest_code``, below which no program may open t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
 from export_queue.core.errors import SchemaVersionError
-from export_queue.core.store import schema, views
+from export_queue.core.store import schema
 from export_queue.core.store.database import Work
 from export_queue.core.store.portable import prefix_of, schema_of
 
@@ -47,20 +47,20 @@ MIGRATIONS: tuple[Migration, ...] = ()
 """All steps from the oldest schema that can be migrated, ascending."""
 
 
-def migrate(work: Work) -> Callable[[], None]:
+def migrate(work: Work) -> list[str]:
     """Apply the missing migrations of a store, if any.
 
-    :returns: a function that replaces the changed views. Call it once the new tables exist.
+    :returns: the views to replace once the new tables exist.
     :raises SchemaVersionError: the role may not change the tables.
     """
     connection = work.connection
     is_postgres = connection.dialect.name == "postgresql"
     if not sa.inspect(connection).has_table(schema.store.name, schema=schema_of(connection) if is_postgres else None):
-        return _nothing
+        return []
     found = connection.scalar(sa.select(schema.store.c.schema_version)) or schema.SCHEMA_VERSION
     missing = [step for step in MIGRATIONS if step.to_schema > found]
     if not missing:
-        return _nothing
+        return []
     if is_postgres:
         _lock(connection, [table for step in missing for table in step.tables], found)
         if connection.scalar(sa.select(schema.store.c.schema_version)) != found:
@@ -73,16 +73,7 @@ def migrate(work: Work) -> Callable[[], None]:
         for statement in step.statements.get(connection.dialect.name, ()):
             connection.exec_driver_sql(statement.replace("{s}", prefix).replace("%", "%%"))
         connection.execute(schema.store.update().values(schema_version=step.to_schema, oldest_code=step.oldest_code))
-
-    def finish() -> None:
-        for name in changed if is_postgres else ():  # replaced, not dropped: users' views may read them
-            connection.exec_driver_sql(f"create or replace view {prefix}{name} as {views.VIEWS[name].format(s=prefix)}")
-
-    return finish
-
-
-def _nothing() -> None:
-    pass
+    return changed if is_postgres else []  # replaced, not dropped: users' views may read them
 
 
 def _lock(connection: sa.Connection, tables: list[str], found: int) -> None:

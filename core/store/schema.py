@@ -38,7 +38,7 @@ def _text(name: str, *, primary_key: bool = False, nullable: bool = False) -> sa
 
 
 def _xid() -> sa.Column[int]:
-    # The SQL transaction that wrote the row: on PostgreSQL by a default that its dialect adds, elsewhere always 0.
+    # The SQL transaction that wrote the row: on PostgreSQL by a default that its dialect adds, otherwise always 0.
     return sa.Column("xid", sa.BigInteger, nullable=False, server_default=sa.text("0"))
 
 
@@ -50,13 +50,13 @@ store = _table(
     _int("oldest_code"),
     _id("mask"),
     _id("horizon"),
-    # Cells may be gone whose time to live had ended by then.
+    # Cells whose time to live had ended by then may be deleted.
     sa.Column("expiry_ms", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     _id("created_ms"),
-    _text("cluster", nullable=True),  # of PostgreSQL servers, in which the numbers in the columns "xid" hold
-    # On PostgreSQL: changes of the ids that are excluded for long are kept from this SQL transaction on.
+    _text("cluster", nullable=True),  # of PostgreSQL servers, in which the numbers in the columns "xid" are valid
+    # On PostgreSQL: changes of the ids that are excluded for a long time are kept from this SQL transaction on.
     sa.Column("changes_from", sa.BigInteger, nullable=False, server_default=sa.text("0")),
-    # On SQLite another number after each change of the ids that are excluded for long.
+    # On SQLite: a number that changes with the ids that are excluded for a long time.
     sa.Column("lists", sa.BigInteger, nullable=False, server_default=sa.text("0")),
 )
 clock = _table("xq_last_id", _int("one", primary_key=True), _id("last_id"))
@@ -70,17 +70,17 @@ active = _table(
     _id("low"),
     _id("owner"),  # the transaction of a write pointer; its own id in the transaction's first row
     _text("client"),
-    _id("load", nullable=True),  # of a first load: the number of the subscription to which alone it adds
-    _id("late_ms", nullable=True),  # when it was first found past its deadline, where a second look decides
+    _id("load", nullable=True),  # of a first load: the number of its subscription
+    _id("late_ms", nullable=True),  # when it was first found past its deadline, if a second check decides
     sa.Index("xq_active_owner", "owner"),
-    # For snapshots on SQLite: the others are counted, these read anew.
+    # For snapshots on SQLite, which read these each time.
     sa.Index("xq_active_short", "id", sqlite_where=sa.text("kind <> 'long'")).ddl_if(dialect="sqlite"),
 )
 invalid = _table(
     "xq_invalid",
     _id("id", primary_key=True),
     _id("since_ms"),
-    _text("left_to", nullable=True),  # participants that hold data of this id; only they can say that it is gone
+    _text("left_to", nullable=True),  # participants that hold data of this id, and only they know when it is gone
 )
 outcome = _table(
     "xq_outcome",
@@ -135,7 +135,7 @@ staged_cell = _table(
     _id("table_number", primary_key=True),
     _bytes("row_key", primary_key=True),
     _bytes("column_key", primary_key=True),
-    _id("flush"),  # the number of the flush that wrote it last; an older one comes too late
+    _id("flush"),  # the number of the last flush that wrote it; an older flush comes too late
 )
 staged_entry = _table(
     "xq_staged_entry",
@@ -145,7 +145,7 @@ staged_entry = _table(
     _int("bucket", primary_key=True),
     _bytes("key", primary_key=True),
     _id("flush"),
-    # In a queue with subscriptions, whose staged entries have layout and bucket 0: each reader's bucket comes from it.
+    # In a queue with subscriptions, whose staged entries have layout and bucket 0: the source of each reader's bucket.
     _id("hash", nullable=True),
 )
 observed = _table(
@@ -181,28 +181,28 @@ queue = _table(
     _int("max_value_bytes"),
     sa.Column("exclusive", sa.Boolean, nullable=False),
     _text("sink", nullable=True),
-    _text("binding", nullable=True),  # the options of sink and exporter that decide which record is written, as JSON
+    _text("binding", nullable=True),  # the options of sink and exporter that determine the written records, as JSON
     _id("created_ms"),
-    _id("parent", nullable=True),  # of a subscription: the number of the queue that is added to
-    # Whether it has subscriptions: they have its entries, and it has none of its own.
+    _id("parent", nullable=True),  # of a subscription: the number of its queue
+    # Whether it has subscriptions, which get its entries.
     sa.Column("fans_out", sa.Boolean, nullable=False, server_default=sa.text("false")),
     _text("first_load", nullable=True),  # of a subscription that came later: 'missing', 'made' or 'waived'
-    _text("coalesce", nullable=True),  # what a compaction makes of several entries of a key
-    # By the queue that is added to, for commits: who reads it.
+    _text("coalesce", nullable=True),  # what a compaction does with several entries of a key
+    # For commits: the readers of the queue to which they add.
     sa.Index("xq_queue_source", sa.text("coalesce(parent, number)")),
 )
-# The layouts that a queue had before its current one, which are those of its subscriptions too.
+# The former layouts of queues and their subscriptions.
 layout = _table(
     "xq_layout",
-    _id("queue_number", primary_key=True),  # of the queue that is added to
+    _id("queue_number", primary_key=True),  # of the queue to which entries are added
     _int("layout", primary_key=True),
     _int("buckets"),
     _int("buckets_per_range"),
-    _id("ceased_id"),  # the last id that had been drawn: whoever adds with one up to it, adds to this layout
+    _id("ceased_id"),  # the last drawn id; transactions up to it may add to this layout
     _id("ceased_ms"),
-    _id("closed_ms", nullable=True),  # when nothing was in it any more, and nobody was left who would add to it
+    _id("closed_ms", nullable=True),  # when it was empty and nobody could add to it
 )
-removed_queue = _table("xq_removed_queue", _id("number", primary_key=True))  # its rows go bit by bit, by clean-up
+removed_queue = _table("xq_removed_queue", _id("number", primary_key=True))  # clean-up deletes its rows in parts
 entry = _table(
     "xq_entry",
     _id("queue_number", primary_key=True),
@@ -212,42 +212,40 @@ entry = _table(
     _id("seq", primary_key=True),
     _bytes("value", nullable=True),
 )
-# Long transactions that write files, from before the first file to when none is left: clean-up works by them.
+# Long transactions that write files, from before the first file until all are deleted; used by clean-up.
 load = _table(
     "xq_load",
     _id("transaction_id", primary_key=True),
     _text("folder"),  # the URL of all its files
     _id("begun_ms"),
-    _id("ended_ms", nullable=True),  # when clean-up found first that the transaction had ended
-    _int("segments"),  # the last number given to one
-    _int("stagings"),  # how often rows or files were staged since
-    _int("checked"),  # up to which of these no key of the transaction has two entries
+    _id("ended_ms", nullable=True),  # when clean-up first found that the transaction had ended
+    _int("segments"),  # the highest number of a segment
+    _int("stagings"),  # how often rows or files were staged
+    _int("checked"),  # up to which of these stagings no key has two entries
 )
 segment = _table(
     "xq_segment",
     _id("transaction_id", primary_key=True),
     _int("number", primary_key=True),
-    _id("queue_number"),  # of the queue that is added to
+    _id("queue_number"),  # of the queue to which entries are added
     _int("layout"),
     _int("first_bucket"),
     _int("end_bucket"),
     _text("file"),  # its URL
     _id("file_bytes"),
     _id("footer_bytes"),
-    _text("checksum"),  # of the file's footer, which has the checksums of all else
+    _text("checksum"),  # of the file's footer, which has the checksums of everything else
     _int("row_group_first"),
     _int("row_group_end"),
     _id("entries"),
     _id("bytes"),  # of keys and values
     _id("lowest_seq"),
     _id("highest_seq"),
-    _id(
-        "add_order"
-    ),  # of two entries of a key in one transaction the one with the higher order counts; as a row's flush
+    _id("add_order"),  # of two entries of a key in one transaction the one with the higher order counts
     _int("largest_value"),  # bytes of its largest value
     sa.Index("xq_segment_file", "transaction_id", "file", "first_bucket", unique=True),
 )
-# Who has still to read a segment; written by the commit, so that staged segments have none.
+# Readers for which a segment is pending; written by the commit, so staged segments have none.
 segment_reader = _table(
     "xq_segment_reader",
     _id("queue_number", primary_key=True),
@@ -270,32 +268,32 @@ segment_done = _table(
     _id("entries"),
     _id("bytes"),
 )
-# Segments that a compaction has made of others, for one reader: every snapshot sees them.
+# Segments that a compaction has made for one reader; every snapshot sees them.
 compacted = _table(
     "xq_compacted",
     _id("transaction_id", primary_key=True),
     _int("number", primary_key=True),
     _id("queue_number"),  # of the reader
-    _int("row_entries"),  # how many of its entries were rows, which are in no other file
-    _id("coalesced"),  # how many entries were dropped since a later one of their key stands for them
+    _int("row_entries"),  # how many of its entries were rows and are in no other file
+    _id("coalesced"),  # how many entries were dropped because a later one of their key replaces them
 )
-# Segments that a reader has not drained and that a merged one stands for; their rows among the readers are gone.
+# Undrained segments of a reader that a merged one replaces; they have no rows in xq_segment_reader.
 hidden_segment = _table(
     "xq_hidden_segment",
     _id("queue_number", primary_key=True),
     _id("transaction_id", primary_key=True),
     _int("number", primary_key=True),
-    _id("by_transaction"),  # the segment that stands for it
+    _id("by_transaction"),  # the segment that replaces it
     _int("by_number"),
     _id("hidden_ms"),
     sa.Index("xq_hidden_segment_segment", "transaction_id", "number"),
 )
-# Files of ended transactions to which nothing refers: clean-up keeps them for a grace time.
+# Unused files of ended transactions, which clean-up keeps for a grace time.
 unused_file = _table(
     "xq_unused_file",
     _id("transaction_id", primary_key=True),
     _text("file", primary_key=True),  # its URL
-    _id("since_ms"),  # when clean-up found first that nothing refers to it
+    _id("since_ms"),  # when clean-up first found it unused
 )
 dead_letter = _table(
     "xq_dead_letter",
@@ -310,7 +308,7 @@ dead_letter = _table(
     _text("drain_id"),
     _id("dead_since_ms"),
 )
-# What people did that may have cost a sink entries, and what they promised; of the store as a whole under queue ''.
+# Acts of people that may have cost a sink entries, and promises; those about the whole store have queue ''.
 dead_letter_audit = _table(
     "xq_dead_letter_audit",
     _id("id", primary_key=True),
@@ -320,7 +318,7 @@ dead_letter_audit = _table(
     _id("letters"),  # how many entries
     _text("selection"),  # which, and further numbers, as JSON
     _id("at_ms"),
-    _id("cleared_ms", nullable=True),  # when a load or a promise made it good; null as long as nothing has
+    _id("cleared_ms", nullable=True),  # when a load or a promise made up for it; else null
     _text("cleared_by", nullable=True),
 )
 lock = _table(
@@ -341,13 +339,13 @@ lock = _table(
     sa.Index("xq_lock_queue", "queue_number", "layout", "first_bucket"),
     sa.Index("xq_lock_task", "task"),
 )
-# Who waits for locks; one that its waiter has not refreshed for a while counts no more.
+# Requests for locks. One that has not been refreshed for a while no longer counts.
 lock_request = _table(
     "xq_lock_request",
-    _id("number", primary_key=True),  # from the id source: of two that are equal, the lower one is served first
+    _id("number", primary_key=True),  # from the id source: of equal requests, the lower one is served first
     _id("queue_number"),
     _int("layout"),
-    _text("areas"),  # a JSON list: first bucket, end, and what is asked for there, as in a lock
+    _text("areas"),  # a JSON list: first bucket, end, and what is requested there, as in a lock
     _text("mode"),
     _int("priority"),
     _text("task"),
@@ -360,7 +358,7 @@ attempt = _table(
     "xq_attempt",
     _text("task", primary_key=True),
     _text("attempt", primary_key=True),
-    _text("submission", nullable=True),  # the attempt that has submitted this one
+    _text("submission", nullable=True),  # the attempt that submitted this one
     sa.Column("queue_number", sa.BigInteger, nullable=True),  # null where it was revoked before it began
     sa.Column("revoked", sa.Boolean, nullable=False),
     _id("at_ms"),
@@ -372,7 +370,7 @@ drain_report = _table(
     _text("drain_id"),
     _text("queue"),
     _id("finished_ms"),
-    sa.Column("idle", sa.Boolean, nullable=False),  # it found no entry, and nothing went wrong
+    sa.Column("idle", sa.Boolean, nullable=False),  # it found no entry and no problem
     _text("report"),
     sa.Index("xq_drain_report_drain_id", "drain_id"),
     sa.Index("xq_drain_report_queue", "queue", "id"),

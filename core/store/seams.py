@@ -156,13 +156,6 @@ class Started(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """A commit that has taken effect, by this call or an earlier one."""
-
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """The decided outcome of a request to commit."""
 
@@ -343,8 +336,8 @@ class TransactionSteps(Protocol):
         :raises RegistrationLost: it has ended.
         """
 
-    def commit(self, connection: Handle, call: CommitCall) -> Committed:
-        """Check, write and publish in one SQL transaction (I2, I3).
+    def commit(self, connection: Handle, call: CommitCall) -> int:
+        """Check, write and publish in one SQL transaction (I2, I3), and return the id.
 
         A bound transaction is written under its own number, drawn after the keys of its entries have been locked until
         the user's SQL transaction ends: the order of a key's entries is that of these ends.

@@ -618,7 +618,7 @@ class OpenTransaction:
     def _send_repeatedly(self, call: CommitCall) -> int:
         for left in range(WRITE_ONLY_TRIES, -1, -1):
             try:
-                return int(self._session.call(self.database.dialect.steps.commit, call).id)
+                return self._session.call(self.database.dialect.steps.commit, call)
             except ConflictError:
                 if call.snapshot is not None or call.kind == "bound" or not left:
                     raise

@@ -80,7 +80,7 @@ def commit(
         deadline_ms=started.deadline_ms,
         writes=Writes(keys=[row_key(number, row)], cells=[(number, row, b"n", b"%d" % started.id)]),
     )
-    return store.database.dialect.steps.commit(connection, call).id
+    return store.database.dialect.steps.commit(connection, call)
 
 
 def excluded(store: Store) -> tuple[int, ...]:
@@ -248,7 +248,7 @@ def test_a_reader_that_sees_a_commit_sees_what_was_committed_before_it(
         writes = Writes(cells=[(number_of_t(store), b"a", b"n", b"1")])
         call = CommitCall(kind="write", request=uuid4(), store_id=store.id, writes=writes)
         with store.database.connect() as connection:
-            return store.database.dialect.steps.commit(connection, call).id
+            return store.database.dialect.steps.commit(connection, call)
 
     older = store.begin()
     with (

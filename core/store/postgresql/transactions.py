@@ -28,7 +28,6 @@ from export_queue.core.store.seams import (
     Cell,
     CellOfTable,
     CommitCall,
-    Committed,
     EntryKey,
     Handle,
     Outcome,
@@ -254,13 +253,13 @@ class PostgresSteps(TransactionSteps):
         if calls.one(connection, self._sql(sql.END_LONG), (transaction,))[0] is None:
             raise RegistrationLost(f"transaction {transaction} has ended")
 
-    def commit(self, connection: Handle, call: CommitCall) -> Committed:
+    def commit(self, connection: Handle, call: CommitCall) -> int:
         registration = registration_of(call.kind, has_id=call.transaction is not None)
         if call.kind == "bound":
             return self._commit_bound(connection, call, registration)
         return self._send(connection, call, registration, call.transaction)
 
-    def _commit_bound(self, connection: Handle, call: CommitCall, registration: Registration) -> Committed:
+    def _commit_bound(self, connection: Handle, call: CommitCall, registration: Registration) -> int:
         """Lock the keys, including those of entries, and only then draw the number under which all is written."""
         writes = call.writes
         keys = sorted({*writes.keys, *(entry_key(queue, key) for queue, _, key, _ in writes.entries)})
@@ -268,9 +267,7 @@ class PostgresSteps(TransactionSteps):
         # The number's lock belongs to the user's SQL transaction.
         return self._send(connection, call, registration, self.draw(connection))
 
-    def _send(
-        self, connection: Handle, call: CommitCall, registration: Registration, transaction: int | None
-    ) -> Committed:
+    def _send(self, connection: Handle, call: CommitCall, registration: Registration, transaction: int | None) -> int:
         snapshot, writes = call.snapshot, call.writes
         servers = snapshot if isinstance(snapshot, ServerSnapshot) else None
         if servers is not None:
@@ -299,7 +296,7 @@ class PostgresSteps(TransactionSteps):
             None if call.load is None else BIGINT.pack(call.load),
         )
         try:
-            return Committed(_number(calls.ask(connection, self._commit, values).get_value(0, 0)))
+            return _number(calls.ask(connection, self._commit, values).get_value(0, 0))
         except AlreadyCommitted as error:
             raise AlreadyCommitted(call.idempotency_key or "", None) from error.__cause__
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable
-from typing import Self
+from collections.abc import Collection
 
 import psycopg
 
@@ -20,17 +19,12 @@ _ANSWER_SECONDS = 10.0
 class HintListener(Listener):
     """Listens on some channels, with its own session."""
 
-    def __init__(self, raw: BoundedConnection) -> None:
+    def __init__(self, raw: BoundedConnection, channels: Collection[Channel]) -> None:
         self._raw = raw
-
-    @classmethod
-    def begin(cls, raw: BoundedConnection, channels: Iterable[Channel]) -> Self:
-        """Start to listen; close the session if that fails."""
         raw.answer_seconds = _ANSWER_SECONDS
         for channel in channels:
             raw.execute(psycopg.sql.SQL("listen {}").format(psycopg.sql.Identifier(channel.name)))
             raw.execute(sql.LISTEN_LOCK, channel.locks)  # afterwards, so that no hint is sent without a listener
-        return cls(raw)
 
     def wait(self, seconds: float) -> bool:
         server = self._raw.pgconn  # hints that came meanwhile count as one
@@ -81,7 +75,7 @@ class PostgresWakeUps(WakeUps):
             raw.close()
             return None
         try:
-            return HintListener.begin(raw, channels)
+            return HintListener(raw, channels)
         except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFunction):
             self.is_supported = False
             raw.close()

@@ -11,21 +11,16 @@ import sqlalchemy as sa
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import dead_letter_audit as a
 
+Selection = Mapping[str, Any]
+"""Which entries an act concerned, and further numbers."""
+
 
 def record(
-    work: Work,
-    *,
-    queue_id: str,
-    act: str,
-    who: str,
-    letters: int = 0,
-    selection: Mapping[str, Any],
-    number: int | None = None,
+    work: Work, *, queue_id: str, act: str, who: str, letters: int = 0, selection: Selection, number: int | None = None
 ) -> None:
     """Record an act and its actor.
 
     :param letters: how many entries it concerned.
-    :param selection: which entries, and further numbers.
     :param number: the record's number, if the caller has drawn it.
     """
     row = {"id": work.draw() if number is None else number, "queue": queue_id, "act": act, "who": who}

@@ -38,13 +38,7 @@ def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def select_dead(
-    work: Reading,
-    queue: int,
-    selection: Selection,
-    *,
-    after: tuple[int, bytes] | None = None,
-    limit: int,
-    values: bool,
+    work: Reading, queue: int, selection: Selection, *, after: tuple[int, bytes] | None, limit: int, values: bool
 ) -> list[Mapping[str, Any]]:
     """Read dead letters after a seq and key, oldest entries first, with the length of each value.
 

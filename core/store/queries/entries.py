@@ -14,6 +14,8 @@ from export_queue.core.store.schema import entry as e
 from export_queue.core.store.seams import EntryKey
 from export_queue.core.store.snapshot import Snapshot
 
+Place = tuple[int, bytes]
+"""Bucket and key of entries."""
 _REMOVE_BLOCK = 300
 """Entries that one statement names: 3 parameters each, well below SQLite's limit."""
 
@@ -31,18 +33,11 @@ def _of(queue: int, layout: int) -> sa.ColumnElement[bool]:
 
 
 def select_waiting(
-    work: Reading,
-    queue: int,
-    layout: int,
-    snapshot: Snapshot,
-    *,
-    place: tuple[int, bytes] | None,
-    rows: int,
-    values: bool,
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, place: Place | None, rows: int, values: bool
 ) -> list[tuple[int, bytes, int, int | None, bytes | None]]:
     """Read the first visible entries in the order of their keys: bucket, key, seq, bytes of the value, value.
 
-    :param place: bucket and key of the entries; None for all.
+    :param place: None for all entries.
     :param values: whether the values are read; otherwise they are None.
     """
     value = e.c.value if values else sa.null()
@@ -56,15 +51,13 @@ def select_waiting(
     return [(bucket, bytes(key), seq, size, content) for bucket, key, seq, size, content in found]
 
 
-def hidden_seqs(
-    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, place: tuple[int, bytes], rows: int
-) -> list[int]:
+def hidden_seqs(work: Reading, queue: int, layout: int, snapshot: Snapshot, *, place: Place, rows: int) -> list[int]:
     """Read the seqs of a key's entries that a snapshot does not see."""
     hidden = sa.select(e.c.seq).where(_of(queue, layout), sa.not_(visible(work, snapshot)), *_at(place))
     return [int(seq) for seq in work.connection.scalars(hidden.order_by(e.c.seq).limit(rows))]
 
 
-def _at(place: tuple[int, bytes] | None) -> tuple[sa.ColumnElement[bool], ...]:
+def _at(place: Place | None) -> tuple[sa.ColumnElement[bool], ...]:
     return () if place is None else (e.c.bucket == place[0], e.c.key == place[1])
 
 

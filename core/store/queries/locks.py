@@ -87,6 +87,11 @@ def _delete(work: Work, chosen: sa.ColumnElement[bool]) -> None:
     work.connection.execute(lk.delete().where(chosen))
 
 
+def hold_all(work: Work, queue: int) -> None:
+    """Lock the rows of all locks of a queue, which stops their holders."""
+    _lock_rows(work, lk.c.queue_number == queue)
+
+
 def _lock_rows(work: Work, chosen: sa.ColumnElement[bool]) -> None:
     work.connection.execute(sa.select(*_in_order).where(chosen).order_by(*_in_order).with_for_update())
 

@@ -89,13 +89,6 @@ def hold(work: Work, number: int) -> None:
     work.connection.execute(sa.select(q.c.number).where(q.c.number == number).with_for_update(key_share=True))
 
 
-def hold_locks(work: Work, number: int) -> None:
-    """Lock the rows of all locks of a queue, which stops their holders."""
-    order = (lock.c.fence, lock.c.first_bucket)
-    held = sa.select(*order).where(lock.c.queue_number == number).order_by(*order).with_for_update()
-    work.connection.execute(held).all()
-
-
 def remove(work: Work, number: int, queue_id: str) -> None:
     """Remove a subscription and its locks, which their holders notice at once; clean-up deletes its other rows."""
     for table in (lock, lock_request):

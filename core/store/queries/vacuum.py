@@ -50,14 +50,6 @@ def _is_by(above: sa.FromClause) -> sa.ColumnElement[bool]:
     )
 
 
-def _is_needed(is_hidden: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-    """Build the condition that a segment of an ended transaction is needed: it is pending, or may become so again.
-
-    :param is_hidden: whether it is hidden, or will be after planned deletions.
-    """
-    return sa.or_(_is(r), is_hidden)
-
-
 def ended_loads(work: Reading, limit: int, *, after: int) -> list[Mapping[str, Any]]:
     """Read long transactions with a folder that have ended permanently, in the order of their ids.
 
@@ -114,7 +106,7 @@ def delete_unread(work: Work, transaction: int) -> None:
     """
     named = sa.or_(h.c.by_number == g.c.number, h.c.by_number == ALL)
     hides = sa.exists().where(h.c.by_transaction == g.c.transaction_id, named)
-    needed = sa.or_(_is_needed(_is(h)), hides)
+    needed = sa.or_(_is(r), _is(h), hides)
     work.connection.execute(g.delete().where(g.c.transaction_id == transaction, sa.not_(needed)))
     is_there = sa.exists().where(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number)
     work.connection.execute(c.delete().where(c.c.transaction_id == transaction, sa.not_(is_there)))
@@ -144,7 +136,7 @@ def files_kept(work: Reading, transactions: Sequence[int], *, before_ms: int) ->
     kept = _kept(before_ms)
     is_kept = sa.tuple_(g.c.transaction_id, g.c.number).in_(sa.select(kept.c.transaction_id, kept.c.number))
     of_these = g.c.transaction_id.in_(transactions)
-    return set(work.connection.scalars(sa.select(g.c.file).where(of_these, _is_needed(is_kept)).distinct()))
+    return set(work.connection.scalars(sa.select(g.c.file).where(of_these, sa.or_(_is(r), is_kept)).distinct()))
 
 
 def note_end(work: Work, transaction: int) -> None:

@@ -37,7 +37,6 @@ from export_queue.core.store.seams import (
     CellOfTable,
     Clock,
     CommitCall,
-    Committed,
     EntryKey,
     Handle,
     Outcome,
@@ -285,7 +284,7 @@ class SqliteSteps(TransactionSteps):
         elif raw.execute(sql.STAGED_FOR_READERS, (transaction,)).fetchone() is not None:
             self._run_for_each(raw, sql.PUBLISH_STAGED, (transaction,))
 
-    def commit(self, connection: Handle, call: CommitCall) -> Committed:
+    def commit(self, connection: Handle, call: CommitCall) -> int:
         raw = raw_of(connection)
         if call.kind == "bound":
             begin_own(raw)
@@ -294,7 +293,7 @@ class SqliteSteps(TransactionSteps):
         with self.transaction(raw):
             return self._commit(raw, call)  # with the order of steps of PostgreSQL's function
 
-    def _commit(self, raw: sqlite3.Connection, call: CommitCall) -> Committed:
+    def _commit(self, raw: sqlite3.Connection, call: CommitCall) -> int:
         execute, executemany, writes, now = raw.execute, raw.executemany, call.writes, self._clock()
         snapshot = None if call.snapshot is None else _told_by_ids(call.snapshot)
 
@@ -308,7 +307,7 @@ class SqliteSteps(TransactionSteps):
         if execute(sql.COMMITTED, (call.request.hex, transaction, now)).rowcount == 0:
             status, decided = execute(sql.OUTCOME, (call.request.hex,)).fetchone()
             if status == "committed":
-                return Committed(decided)
+                return int(decided)
             raise CommitRefused(f"the commit of request {call.request} was refused before")
         if transaction is None or not pointers:
             raise RegistrationLost(f"transaction {call.transaction} is no longer in progress")
@@ -364,7 +363,7 @@ class SqliteSteps(TransactionSteps):
         horizon = _prove_store(raw, call.store_id, writes, call.load)
         if snapshot is not None:
             snapshot.require_above(horizon)
-        return Committed(transaction)
+        return int(transaction)
 
     def _forget(self, raw: sqlite3.Connection, transaction: int) -> tuple[int, ...]:
         rows = raw.execute(sql.FORGET, (transaction,)).fetchall()
