@@ -41,7 +41,7 @@ def test_a_store_from_another_cluster_is_refused_until_it_is_adopted(store: Stor
         _ = opened.id
     with pytest.raises(OtherCluster):  # opened before it was moved
         store.run(count)
-    assert "lives here" in run_cli("adopt", url=store_url)
+    assert "adopted store" in run_cli("adopt", url=store_url)
     assert store.run(count) == 2
     with Store.open(store_url) as opened:
         opened.adopt()  # changes nothing

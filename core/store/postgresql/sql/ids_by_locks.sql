@@ -1,13 +1,13 @@
--- Ids from a sequence. One that is drawn in a commit is registered by an advisory lock of its SQL transaction, one that
--- exists before by a row. Until that row is visible, such a lock stands in for it, or the gate at a checkpoint.
--- The key of an id's lock is the id XOR the store's {mask}, the gate's is the mask itself: the locks of applications are
--- neither waited for nor read as ids.
+-- Ids from a sequence. An id that is drawn in a commit is registered by an advisory lock of its SQL transaction, an
+-- earlier one by a row. Until that row is visible, such a lock replaces it, or the gate at a checkpoint.
+-- The key of an id's lock is the id XOR the store's {mask}; the gate's key is the mask itself. So the locks of
+-- applications are neither waited for nor read as ids.
 
--- The ids whose locks are held in this database. The keys of applications are among them, read as any number, so that
--- each reader has bounds of its own.
+-- The ids whose locks are held in this database. They include the keys of applications, which look like any number, so
+-- each reader has its own bounds.
 do $body$
 begin
-  -- Asked first: replacing it would wait for all who draw an id.
+  -- Checked first: replacing it would wait for all calls that draw an id.
   if to_regclass('{s}.xq_locked_id') is null then
     create view {s}.xq_locked_id as
       select ((l.classid::bigint << 32) | l.objid::bigint) # {mask} as id, l.pid
@@ -17,7 +17,7 @@ begin
   end if;
 end $body$;
 
--- Whether an id up to the last one is in progress; called under the gate. A lock counts until it is free.
+-- Returns whether an id up to the last one is in progress; called under the gate. A lock counts until it is free.
 create or replace function {s}.xq_any_registered_v1(last bigint) returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
@@ -26,13 +26,14 @@ begin
 end $body$;
 
 -- Draws an id, registers it, and lists the ids that its snapshot excludes, all under the gate: no later start
--- commits before the list is complete, so that all snapshots agree on the order of all commits.
--- The gate is a session lock that is freed in the same call: one of the SQL transaction would be held over the flush.
--- registered: by a lock of the SQL transaction, else not at all, as the caller holds the gate.
--- The next number of a sequence costs less than a number that is set, and may lag the clock by {lag}. A clock that is
--- more than {hour} ahead has stepped, or nothing was drawn for so long. While an id is in progress it is followed by that
--- much at a time, unless clean-up has met it there before; and not at all where the lock of a registered id would come
--- near the end of the window in which locks are listed.
+-- commits before the list is complete, so all snapshots agree on the order of all commits.
+-- The gate is a session lock that is freed in the same call: a lock of the SQL transaction would be held during the
+-- flush.
+-- registered: whether to register it by a lock of the SQL transaction. If not, the caller holds the gate.
+-- Drawing the next number of a sequence is cheaper than setting one, so ids may lag the clock by {lag}. If the clock is
+-- more than {hour} ahead, it has stepped, or nothing was drawn for so long. While an id is in progress, ids advance by
+-- {hour} at most, unless clean-up has met the clock there before. They do not follow the clock at all if the lock of a
+-- registered id would come near the end of the window in which locks are listed.
 create or replace function {s}.xq_draw_v1(registered boolean, lists boolean, out id bigint, out excluded bigint[])
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -62,7 +63,7 @@ begin
       excluded := {s}.xq_unfinished_v1(id);
     end if;
     perform pg_advisory_unlock(mask);
-  exception when query_canceled or others then  -- "others" alone leaves out cancel and statement time-out
+  exception when query_canceled or others then  -- "others" does not include cancel and statement time-out
     perform pg_advisory_unlock(mask);
     raise;
   end;
@@ -71,7 +72,7 @@ exception when query_canceled or others then  -- a second cancel, in the first h
   raise;
 end $body$;
 
--- Makes all ids to come greater than a number; false if ids are in progress, which would lie too far below it.
+-- Makes all future ids greater than a number; false if ids are in progress, which would be too far below it.
 create or replace function {s}.xq_set_floor_v1(floor bigint) returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -88,17 +89,18 @@ begin
   return true;
 end $body$;
 
--- Holds the gate until the writes of this SQL transaction are visible; never over a flush.
+-- Holds the gate until the writes of this SQL transaction are visible, but never during a flush.
 create or replace function {s}.xq_hold_gate_v1() returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   perform pg_advisory_xact_lock({mask});
 end $body$;
 
--- The ids below a bound that a snapshot excludes; called under the gate. The lock list comes first, for it is not
--- transactional: it has every id that may be in progress. One later SQL snapshot, of the active rows and of the
--- outcomes, decides which of them are, because a server makes a commit visible before it frees its locks.
--- The window keeps out the keys of other stores and of applications, the view's database those of copies of this store.
+-- Returns the ids below a bound that a snapshot excludes; called under the gate. The list of locks is read first: it is
+-- not transactional and contains every id that may be in progress. A later SQL snapshot of active rows and outcomes
+-- decides which of them are, because a server makes a commit visible before it frees its locks.
+-- The window excludes keys of other stores and of applications; the view's database excludes those of copies of this
+-- store.
 create or replace function {s}.xq_unfinished_v1(below bigint) returns bigint[]
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -110,9 +112,9 @@ begin
   listed := array(
     select v.id from {s}.xq_locked_id v
     where v.id < below and v.id > greatest(below - {lock_window}, 0));  -- 0 is the gate
-  -- One statement, but three arrays: a union would set up a hash table, mostly for nothing.
+  -- One statement with three arrays: a union would set up a hash table, mostly for nothing.
   select array(select l.id from unnest(listed) as l(id)
-               -- by index, however stale statistics are
+               -- uses the index, however stale statistics are
                where (select o.id from {s}.xq_outcome o where o.id = l.id limit 1) is null),
          array(select a.id from {s}.xq_active a where a.id < below),
          array(select i.id from {s}.xq_invalid i where i.id < below)
@@ -149,8 +151,8 @@ begin
   end;
 end $body$;
 
--- Proves at the commit that an id is registered by a lock of this SQL transaction, the user's; returns the fault, null
--- if there is none.
+-- Checks at the commit that an id is registered by a lock of this SQL transaction, the user's; returns the problem, or
+-- null.
 create or replace function {s}.xq_registration_fault_v1(tx bigint) returns text
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
@@ -160,8 +162,8 @@ begin
   return null;
 end $body$;
 
--- Holds the readers of queues as they are until this SQL transaction ends, beside others who hold them. The key is that
--- of the queue's number with bit 62 set: no id is as great, so that it is never read as one, nor is it the gate's.
+-- Keeps the readers of queues unchanged until this SQL transaction ends, by a shared lock. The key is the queue's
+-- number with bit 62 set: ids are smaller, so it is never read as one, and it differs from the gate's.
 create or replace function {s}.xq_hold_readers_v1(queues bigint[]) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -176,8 +178,8 @@ begin
   end loop;
 end $body$;
 
--- Takes the right to change the readers of a queue, until this SQL transaction ends; false where others hold them for
--- longer than a moment. Only who waits is let in between commits that overlap, and all later ones wait behind.
+-- Takes the right to change the readers of a queue until this SQL transaction ends; false if others hold them for
+-- longer than a moment. It must wait to get its turn between overlapping commits, and all later commits wait for it.
 create or replace function {s}.xq_try_readers_v1(queue bigint) returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = {moment_ms} as $body$
 begin

@@ -1,10 +1,11 @@
--- Locks of queues: what is decided in one round trip. All else is decided step by step by the library, which locks the
--- same rows in the same order.
+-- Locks of queues: decisions in one round trip. The library makes all other decisions step by step, and locks the same
+-- rows in the same order.
 
--- Grants a request for which nothing is to be decided, and returns its fence; null where the library decides. That is
--- wherever anything is on record that such a lock meets, anybody waits, or another attempt of the task is known.
--- The row of the queue stays locked to the end of the SQL transaction, which is this call's: one request at a time.
--- own: the attempt that asks, and behind it others of its task that it does not take over.
+-- Grants a request that needs no decision, and returns its fence; null if the library must decide: if any overlapping
+-- lock is recorded, anybody waits, or another attempt of the task is known.
+-- The row of the queue stays locked until the end of the SQL transaction, which is that of this call: one request at a
+-- time.
+-- own: the requesting attempt first, then others of its task that it does not take over.
 create or replace function {s}.xq_lock_at_once_v1(
   of_queue bigint, of_layout int, unit int, firsts int[], ends int[], members text[],
   of_mode text, of_priority int, of_task text, own text[], lease bigint) returns bigint
@@ -29,7 +30,8 @@ begin
   then
     return null;
   end if;
-  -- Of many areas their hull: a lock inside of it that none of them meets is left to the library, too.
+  -- For several areas their hull is checked: the library also decides about a lock in the hull that overlaps none of
+  -- them.
   if exists (
     select 1 from {s}.xq_lock l
     where l.queue_number = of_queue and l.layout = of_layout and l.first_bucket < high and l.end_bucket > low
@@ -46,7 +48,7 @@ begin
   return drawn;
 end $body$;
 
--- Gives locks back, by fence and first bucket; tells whether anybody waits for locks of one of the queues.
+-- Removes locks, by fence and first bucket; returns whether anybody waits for locks of one of the queues.
 create or replace function {s}.xq_release_locks_v1(fences bigint[], firsts int[], queues bigint[]) returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin

@@ -1,10 +1,9 @@
--- Which server this is: its numbers of SQL transactions (xid) say nothing to another one.
+-- The identity of the server, whose numbers of SQL transactions (xid) mean nothing to another one.
 
--- Emptied when a server recovers from a crash, and empty on a standby that is promoted: in both cases numbers that were
--- given before may be given again.
+-- Emptied when a server recovers from a crash, and empty on a promoted standby: in both cases numbers may be reused.
 create unlogged table if not exists {s}.xq_server_life (one integer primary key, token text not null);
 
--- cluster: null where the owner of this function may not read it. Every role may ask.
+-- cluster: null if the owner of this function may not read it. Every role may call it.
 create or replace function {s}.xq_server_life_v1(out stored text, out cluster text, out life text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 begin
@@ -15,7 +14,7 @@ begin
     cluster := null;
   end;
   if pg_is_in_recovery() then
-    return;  -- a standby has no life of its own
+    return;  -- a standby has no life
   end if;
   life := (select l.token from {s}.xq_server_life l);
   if life is null then
@@ -26,9 +25,9 @@ end $body$;
 
 update {s}.xq_store set cluster = (select v.cluster from {s}.xq_server_life_v1() v) where cluster is null;
 
--- The ids that snapshots exclude for long (of long transactions, and invalid ones), change by change: an id that came, or
--- less than zero, one that went. A process knows them as of a snapshot and asks for the changes that are new in another.
--- The number makes a primary key of it: without one, a publication of all tables would forbid to delete.
+-- Changes of the ids that snapshots exclude for a long time (of long transactions, and invalid ones): an added id, or a
+-- removed id as a negative number. A process knows the ids as of a snapshot and reads the changes that are new in
+-- another. The number makes a primary key: without one, a publication of all tables would forbid deletions.
 create table if not exists {s}.xq_change (
   xid bigint not null default pg_current_xact_id()::text::bigint, change bigint not null,
   number bigint generated always as identity, primary key (xid, number));
@@ -42,7 +41,7 @@ end $body$;
 
 do $body$
 begin
-  -- Asked first: a trigger that is made anew would wait for all who write.
+  -- Checked first: creating a trigger again would wait for all writers.
   if not exists (select 1 from pg_trigger t where t.tgrelid = '{s}.xq_active'::regclass and t.tgname = 'xq_active_comes')
   then
     create trigger xq_active_comes after insert on {s}.xq_active for each row
@@ -54,8 +53,8 @@ begin
   end if;
 end $body$;
 
--- Deletes the changes of SQL transactions that every snapshot to come sees, once they are many. Who knows the ids as of
--- an older snapshot finds in the same statement that changes are missing, and reads all ids.
+-- Deletes the changes that all future snapshots see, once they are many. A process that knows the ids as of an older
+-- snapshot notices in the same statement that changes are missing, and reads all ids.
 create or replace function {s}.xq_forget_changes_v1(most bigint) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare

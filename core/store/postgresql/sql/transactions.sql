@@ -1,8 +1,8 @@
 -- The transaction steps of a PostgreSQL store, one call each. {s} is the quoted schema, {now} the store's clock.
 -- How ids are drawn, and registered without a row, is in ids_by_locks.sql.
--- A version is part of each name: a later release adds functions and leaves these to running clients.
--- Each pins its search_path: nothing that somebody creates in a schema of the caller's path is called.
--- Where plans are generic by order: the server would choose anew at each call, and find the same.
+-- Each name contains a version: a later release adds functions and leaves these to running clients.
+-- Each function sets its search_path, so nothing that somebody creates in a schema of the caller's path is called.
+-- force_generic_plan: planning again at each call never found another plan.
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
 --         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level,
 --         XQ008 another store, XQ009 commits are not durable, XQ010 added to a subscription itself,
@@ -10,7 +10,7 @@
 --         XQ013 a first load whose subscription was removed, XQ014 files of a layout that is closed,
 --         XQ015 keys of a long transaction may have two entries.
 
--- A standby shows no registration: its snapshots would be wrong.
+-- A standby does not show registrations, so its snapshots would be wrong.
 create or replace function {s}.xq_require_primary_v1() returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $body$
 begin
@@ -19,7 +19,7 @@ begin
   end if;
 end $body$;
 
--- Whether a run of clean-up has met the clock where it is now, some minutes ago: it has not stepped a moment ago.
+-- Returns whether clean-up met the clock near its present time some minutes ago, so that it has not just stepped.
 create or replace function {s}.xq_has_clock_stayed_v1() returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
@@ -29,9 +29,9 @@ end $body$;
 
 -- registration: 'transaction' by a lock of the user's SQL transaction, 'row' by an active row, which any session may
 -- end, 'rows' by one for each write pointer; registration.py chooses.
--- relaxed: a start need not be durable, only its id never drawn again, which the clock in it ensures. Never inside
--- a SQL transaction of the user's, all of which would lose its durability.
--- first_*: a cell to be read at once.
+-- relaxed: a start need not be durable. Its id must never be drawn again, which the clock in it ensures. Never in a
+-- user's SQL transaction, which would lose its durability.
+-- first_*: a cell to read in the new snapshot.
 create or replace function {s}.xq_start_v1(
   kind text, registration text, relaxed boolean, request uuid, timeout_ms bigint, client text,
   first_table bigint, first_row bytea, first_column bytea,
@@ -56,7 +56,7 @@ begin
     values (id, request, kind, {now}, deadline_ms, low, id, client);
   end if;
   if first_table is not null then
-    -- A new statement, and so a new SQL snapshot: after the lists.
+    -- A new statement, hence a new SQL snapshot after the lists.
     select s.horizon, c.version, c.value into horizon, found_version, found_value
       from {s}.xq_store s left join (
         select e.version, e.value from {s}.xq_cell e
@@ -70,8 +70,8 @@ begin
   end if;
 end $body$;
 
--- The start of a first load, noted as one at once: a process that is killed right afterwards leaves a load, which
--- the next one replaces, and not a long transaction for which everybody waits until its time-out.
+-- Starts a first load, which is recorded as one at once: a process that is killed afterwards leaves a load, which the
+-- next one replaces, and not a long transaction for which everybody waits until its time-out.
 create or replace function {s}.xq_start_load_v1(
   registration text, relaxed boolean, request uuid, timeout_ms bigint, client text, subscription bigint,
   out id bigint, out excluded bigint[], out deadline_ms bigint)
@@ -82,9 +82,9 @@ begin
   update {s}.xq_active a set load = subscription where a.id = xq_start_load_v1.id;
 end $body$;
 
--- One more write pointer of a long transaction, in progress as long as it. No greater id is drawn before its row is
--- visible: a lock in its place would be listed without a word on whether the transaction has ended since. So that the
--- gate is not held over a flush, its caller makes the row durable, in a call of its own.
+-- Draws another write pointer of a long transaction. No greater id is drawn before its row is visible: a lock instead
+-- of the row would not show whether the transaction has ended since. The caller makes the row durable in a separate
+-- call, so that the gate is not held during a flush.
 create or replace function {s}.xq_checkpoint_v1(tx bigint) returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -103,7 +103,7 @@ begin
   return pointer;
 end $body$;
 
--- Commit, abort and sweep delete a transaction's first row before all others, so nothing is staged after any of them.
+-- Commit, abort and sweep delete a transaction's first row before all others, so nothing is staged after them.
 create or replace function {s}.xq_hold_registration_v1(tx bigint) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
@@ -113,7 +113,7 @@ begin
   end if;
 end $body$;
 
--- Ends a long transaction's registration: its write pointers, its id first; null if it has ended before.
+-- Ends a long transaction's registration; returns its write pointers, its id first, or null if it has already ended.
 create or replace function {s}.xq_end_registration_v1(tx bigint) returns bigint[]
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -123,15 +123,15 @@ begin
   if not found then
     return null;
   end if;
-  -- In a statement of its own: the one above has waited for checkpoints in flight.
+  -- A new statement, since the one above has waited for checkpoints in progress.
   with gone as (delete from {s}.xq_active a where a.owner = tx returning a.id)
     select array_agg(g.id order by g.id) into others from gone g;
   return tx || coalesce(others, '{}');
 end $body$;
 
--- Proves that rows go into the store that their writer knows: numbers of queues and tables are never used again, so
--- that a store which was restored to an earlier state, or created anew, has none that the writer learned before. What
--- is added to a queue reaches its subscriptions; only the one of a first load is added to by itself.
+-- Checks that rows are written into the store that their writer knows. Numbers of queues and tables are never used
+-- again, so a store that was restored to an earlier state, or created again, does not have the writer's later numbers.
+-- Entries are added to queues and reach their subscriptions; only a first load adds to its subscription.
 create or replace function {s}.xq_require_store_v1(store text, queues bigint[], tables bigint[], load bigint) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 declare
@@ -158,7 +158,7 @@ begin
   end if;
 end $body$;
 
--- The queues whose readers decide where entries go: a first load's is that of its subscription.
+-- Returns the queues whose readers determine where entries go: for a first load, the queue of its subscription.
 create or replace function {s}.xq_queues_to_hold_v1(queues bigint[], load bigint) returns bigint[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $body$
 begin
@@ -168,15 +168,15 @@ begin
   return array(select q.parent from {s}.xq_queue q where q.number = load);
 end $body$;
 
--- Publishes the entries that a long transaction has staged for queues with subscriptions, at its commit: the readers
--- that there are now get them, whichever there were when they were staged. Called after the readers have been held.
+-- Publishes the entries that a long transaction has staged for queues with subscriptions: the current readers get them,
+-- whichever existed when they were staged. Called by the commit once the readers are locked.
 create or replace function {s}.xq_publish_staged_v1(tx bigint, queues bigint[]) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if not exists (select 1 from {s}.xq_queue q where q.number = any(queues) and q.fans_out) then
     return;
   end if;
-  -- Apart from the readers: joined to them first, each staged entry would be looked for among all of its queue.
+  -- Without the readers: if they were joined first, each staged entry would be looked up among all of its queue.
   with s as materialized (
     delete from {s}.xq_entry e using {s}.xq_staged_entry g
       where g.id = tx and g.hash is not null and e.queue_number = g.queue_number and e.layout = g.layout
@@ -187,7 +187,7 @@ begin
     from s join {queues_of_tx} r on r.parent = s.queue_number;
 end $body$;
 
--- Begins the staging of segments: the transaction stays in progress, and the readers of its queues as they are.
+-- Begins the staging of segments: the transaction stays in progress, and the readers of its queues do not change.
 create or replace function {s}.xq_hold_long_v1(store text, tx bigint, queues bigint[]) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -201,9 +201,8 @@ begin
   perform {s}.xq_hold_registration_v1(tx);
 end $body$;
 
--- Publishes the segments of a long transaction, at its commit, to the readers that there are now, as its entries; those
--- of a first load to its subscription. Called after the readers have been held. Clients that have staged files look at
--- their layout then; those of older schemas do not.
+-- Publishes the segments of a long transaction to the current readers, or to the subscription of a first load. Called
+-- by the commit once the readers are locked.
 create or replace function {s}.xq_publish_segments_v1(tx bigint) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
@@ -222,11 +221,11 @@ begin
     where g.transaction_id = tx and g.entries > 0;
 end $body$;
 
--- Stages cells under the newest write pointer, in whichever process the last checkpoint was made, and entries under the
--- id; returns all pointers. Null: a younger flush has written some of the same rows, or a checkpoint has been made since
--- the flush drew its number; nothing is written then, and a process that is still there draws another number.
--- Entries of a queue with subscriptions stay under the queue's own number, in layout and bucket 0, up to the commit.
--- load: the subscription whose first load this is, and to which alone it adds.
+-- Stages cells under the newest write pointer, which another process may have made, and entries under the id; returns
+-- all pointers. If a later flush has written some of the same rows, or a checkpoint was made after the flush drew its
+-- number, nothing is written and the result is null: a process that is still alive draws another number.
+-- Entries of a queue with subscriptions stay under the queue's own number, in layout and bucket 0, until the commit.
+-- load: the subscription whose first load this is.
 create or replace function {s}.xq_stage_v1(
   store text, tx bigint, flush bigint, keys bytea[],
   cell_table bigint[], cell_row bytea[], cell_column bytea[], cell_value bytea[],
@@ -250,7 +249,7 @@ begin
     return null;
   end if;
   if cardinality(entry_queue) > 0 then
-    update {s}.xq_load set stagings = stagings + 1 where transaction_id = tx;  -- first: stagings of files do the same
+    update {s}.xq_load set stagings = stagings + 1 where transaction_id = tx;  -- first, as in stagings of files
   end if;
   insert into {s}.xq_staged_key (id, key) select pointer, k from unnest(keys) k on conflict do nothing;
   insert into {s}.xq_staged_cell as o (id, table_number, row_key, column_key, flush)
@@ -278,32 +277,31 @@ begin
     from unnest(entry_queue, entry_hash, entry_key, entry_value) as e(q, h, k, v)
     join {queues_of_tx} q on q.number = e.q
     on conflict on constraint xq_entry_pkey do update set value = excluded.value;
-  -- No snapshot sees it before the commit, as all of this id.
+  -- As with all rows of this id, no snapshot sees it before the commit.
   insert into {s}.xq_notification select n.n, n.r, n.k, pointer
     from unnest(notify_table, notify_row, notify_column) as n(n, r, k) on conflict do nothing;
   return pointers;
 end $body$;
 
--- Begins the commit of a bound transaction, whose writes are seen only at the end of the user's SQL transaction. Locks its
--- conflict keys and the keys of its entries, and refuses nothing: another bound transaction with one of the keys waits
--- here for that end. So a number that is drawn afterwards is in the order of the commits for every key.
--- ended: an id whose active row goes with the user's commit; null where a lock registers it.
+-- Begins the commit of a bound transaction, whose writes become visible at the end of the user's SQL transaction. Locks
+-- its conflict keys and the keys of its entries, and refuses nothing: another bound transaction with one of the keys waits
+-- here for that end. So for every key, numbers that are drawn afterwards are in the order of the commits.
 create or replace function {s}.xq_lock_keys_v1(keys bytea[]) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
   end if;
-  -- Writer and xid 0: a key that was only locked refuses nobody.
+  -- Writer and xid 0: a key that was only locked refuses no commit.
   insert into {s}.xq_conflict_key as o select k.k, 0, 0 from unnest(keys) as k(k) order by k.k
     on conflict on constraint xq_conflict_key_pk do update set writer = o.writer;
 end $body$;
 
--- The commit; the order of its steps is what makes it right.
+-- The commit. Its correctness depends on the order of its steps.
 -- registration: as at the start, or 'commit': the id is drawn here. low is null if the transaction never read.
--- started: the id of its snapshot, where that is not tx: in a bound transaction, whose tx is drawn after its keys are
+-- started: the id of its snapshot if that differs from tx: in a bound transaction, whose tx is drawn after its keys are
 -- locked.
--- server_xmax, server_xip: the server's snapshot in which it read, but for the ids in excluded; server_xmax is null if
+-- server_xmax, server_xip: the server's snapshot in which it read, without the ids in excluded; server_xmax is null if
 -- its snapshot is made of ids.
 -- load: as in staging.
 create or replace function {s}.xq_commit_v1(
@@ -335,7 +333,7 @@ begin
     raise exception using errcode = 'XQ009', message = 'synchronous_commit is off';
   end if;
 
-  -- 1. The registration is proven, or made now.
+  -- 1. The registration is checked, or made now.
   if registration = 'commit' then
     tx := ({s}.xq_draw_v1(true, false)).id;
   elsif registration in ('row', 'rows') then
@@ -382,8 +380,8 @@ begin
       from (select unnest(keys) as k union select s.key from {s}.xq_staged_key s where s.id = any(pointers)) u
       order by u.k);
   end if;
-  -- Key by key: an update of a row that is there writes less than an insert that finds it. The keys ascend, so that two
-  -- commits cannot deadlock.
+  -- Key by key: an update of an existing row writes less than an insert that finds it. The keys ascend, so two commits
+  -- cannot deadlock.
   foreach k in array keys loop
     loop
       update {s}.xq_conflict_key o set writer = newest, xid = default
@@ -393,13 +391,13 @@ begin
       exit when found;
       insert into {s}.xq_conflict_key values (k, newest) on conflict do nothing;
       exit when found;
-      -- Its writer is none that this transaction may follow, unless it came or went between the two.
+      -- This transaction may not follow the writer of the row, unless the row was added or deleted between the two.
       select o.writer into offender from {s}.xq_conflict_key o
         where o.key = k and (o.writer >= coalesce(started, tx) or case
           when server_xmax is null then low is not null and o.writer >= low and o.writer = any(excluded)
           else o.xid >= server_xmax or o.xid = any(server_xip) end);
       if found then
-        -- Behind its first byte, a key holds the number of its table or queue.
+        -- After its first byte, a key holds the number of its table or queue.
         named := ('x' || encode(substr(k, 2, 8), 'hex'))::bit(64)::bigint;
         raise exception using errcode = 'XQ001', message = 'conflict',
           detail = json_build_object(
@@ -413,7 +411,7 @@ begin
 
   -- 5. Cells, entries, notifications. Only a long transaction may have written the same ones before.
   if registration = 'rows' then
-    -- Of each key one entry is published. Stagings in flight have been waited for in 1.
+    -- One entry is published per key. Step 1 has waited for stagings in progress.
     if exists (select 1 from {s}.xq_load l where l.transaction_id = tx and l.checked < l.stagings) and (
       exists (select 1 from {s}.xq_segment g where g.transaction_id = tx
               group by g.queue_number, g.first_bucket having min(g.add_order) < max(g.add_order))
@@ -436,7 +434,7 @@ begin
     else
       update {s}.xq_queue q set first_load = 'made' where q.number = load and q.first_load in ('missing', 'waived');
       if not found then
-        perform {s}.xq_require_store_v1(store, array[load], '{}', load);  -- it may have been removed
+        perform {s}.xq_require_store_v1(store, array[load], '{}', load);  -- it may be removed
         raise exception using errcode = 'XQ011', message = 'the first load is not missing';
       end if;
     end if;
@@ -451,7 +449,7 @@ begin
     end if;
     if cardinality(entry_queue) > 0 then
       perform {s}.xq_hold_readers_v1(entry_queue);
-      -- A new statement, and so a new SQL snapshot: of the readers that cannot change any more.
+      -- A new statement, hence a new SQL snapshot, with the readers that can no longer change.
       insert into {s}.xq_entry select q.number, q.layout, {bucket}, e.k, tx, e.v
         from unnest(entry_queue, entry_hash, entry_key, entry_value) as e(q, h, k, v)
         join {s}.xq_queue q on coalesce(q.parent, q.number) = e.q and not q.fans_out;
@@ -462,7 +460,7 @@ begin
       from unnest(notify_table, notify_row, notify_column) as n(n, r, k) on conflict do nothing;
   end if;
   if cardinality(seen_table) > 0 then
-    -- Only those that this transaction saw: a notification that an older one sets meanwhile stays.
+    -- Only those that this transaction saw. A notification that an older one sets meanwhile stays.
     delete from {s}.xq_notification d using unnest(seen_table, seen_row, seen_column) as n(n, r, k)
       where d.table_number = n.n and d.row_key = n.r and d.column_key = n.k
         and d.version <> all(excluded) and case
@@ -494,7 +492,7 @@ begin
   delete from {s}.xq_entry e using {s}.xq_staged_entry s
     where s.id = pointer and e.queue_number = s.queue_number and e.layout = s.layout
       and e.bucket = s.bucket and e.key = s.key and e.seq = pointer;
-  delete from {s}.xq_notification n using {s}.xq_observed o  -- by index: a notification is on an observed column
+  delete from {s}.xq_notification n using {s}.xq_observed o  -- uses the index: a notification is on an observed column
     where n.table_number = o.table_number and n.column_key = o.column_key and n.version = pointer;
   delete from {s}.xq_staged_key s where s.id = pointer;
   delete from {s}.xq_staged_cell s where s.id = pointer;
@@ -502,7 +500,7 @@ begin
   delete from {s}.xq_segment g where g.transaction_id = pointer;  -- its files are clean-up's
 end $body$;
 
--- Forgets an id and what was staged under it. kept: write pointers that become invalid for good in the same SQL
+-- Forgets an id and what was staged under it. kept: write pointers that become invalid permanently in the same SQL
 -- transaction, since the participants in left_to could not undo what they wrote under them; null if there are none.
 create or replace function {s}.xq_abort_v1(registration text, tx bigint, kept bigint[], holders text) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
@@ -511,13 +509,13 @@ declare
 begin
   if kept is not null then
     insert into {s}.xq_invalid as i (id, since_ms, left_to) select k.id, {now}, holders from unnest(kept) as k(id)
-      on conflict on constraint xq_invalid_pkey do update set left_to = holders;  -- a sweep may have been there before
+      on conflict on constraint xq_invalid_pkey do update set left_to = holders;  -- a sweep may have inserted it
   end if;
   if registration = 'row' then
     if kept is null then
       perform set_config('synchronous_commit', 'off', true);  -- if it is lost, a sweep deletes the row
     end if;
-    -- A row that is locked is being ended by another commit or sweep; nothing was staged.
+    -- If a row is locked, another commit or sweep is ending it; nothing was staged.
     with own as (select l.id from {s}.xq_active l where l.id = tx for update skip locked)
       delete from {s}.xq_active a using own where a.owner = own.id;
   elsif registration = 'rows' then
@@ -527,9 +525,9 @@ begin
   end if;
 end $body$;
 
--- Makes transactions past their deadline invalid. failed: the first error, where a transaction could not be ended;
--- it keeps no other. A long transaction with a time-out of hours is only noted when it is first found late, and ended
--- when it still is some minutes later: the clock may be ahead for a moment.
+-- Makes transactions past their deadline invalid. failed: the first error of a transaction that could not be ended,
+-- which does not keep others from being ended. A long transaction with a time-out of hours is only recorded when it is
+-- first found late, and ended if it still is some minutes later, since the clock may be ahead for a moment.
 create or replace function {s}.xq_expire_v1(out ended bigint, out failed text)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 declare
@@ -542,7 +540,7 @@ begin
     where a.deadline_ms < {now} and a.id = a.owner and a.kind = 'long' and a.deadline_ms - a.started_ms >= {slow_ms}
       and (a.late_ms is null or a.late_ms > {now}) for update skip locked)
   update {s}.xq_active a set late_ms = {now} from found f where a.id = f.id;
-  -- First the locks, then, in a new statement, all rows: a checkpoint may have come in between.
+  -- First the locks, then, in a new statement, all rows: there may have been a checkpoint in between.
   late := array(select a.id from {s}.xq_active a
                 where a.deadline_ms < {now} and a.id = a.owner
                   and (a.kind <> 'long' or a.deadline_ms - a.started_ms < {slow_ms}
@@ -551,7 +549,7 @@ begin
     begin
       with gone as (delete from {s}.xq_active a where a.owner = tx returning a.id, a.kind)
         insert into {s}.xq_invalid (id, since_ms)
-        select g.id, {now} from gone g where g.kind = 'long'  -- others staged nothing and are only forgotten
+        select g.id, {now} from gone g where g.kind = 'long'  -- others have staged nothing and are only forgotten
         on conflict do nothing;
       ended := ended + 1;
     exception when others then
