@@ -54,10 +54,7 @@ def number_of(key: bytes) -> int:
 
 
 def show_key(key: bytes, name: str | None) -> str:
-    """Make a conflict key readable.
-
-    :param name: the name of its table or queue; None shows the number.
-    """
+    """Make a conflict key readable, with the name or the number of its table or queue."""
     kind, number = _NUMBER.unpack_from(key)
     shown = name or number
     rest = key[_NUMBER.size :]

@@ -26,7 +26,6 @@ def create(database: Database, *, floor: int = 0, who: str = "") -> Identity:
     """Create the store's tables, functions and views, or add missing ones, also to an older schema; idempotent.
 
     :param floor: all future ids are greater, for a store that is rebuilt while sinks hold data of its predecessor.
-    :param who: who sets a floor, for the record.
     :raises InvalidArgument: the floor is negative or too high.
     :raises SchemaVersionError: the existing store has a newer schema, or this role may not change it.
     """
@@ -128,7 +127,6 @@ def adopt(database: Database, *, who: str = "") -> int:
 
     Transactions that were in progress at its backup end, since what they did later is lost and they must not commit.
 
-    :param who: who adopts it, for the record.
     :returns: how many transactions ended.
     """
     with database.begin() as work:

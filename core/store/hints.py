@@ -36,11 +36,7 @@ log = logging.getLogger("export_queue.store")
 
 
 def pause(commits: int, waited: float, *, is_followed: bool) -> float:
-    """Return how many seconds to wait after a hint.
-
-    :param commits: the number of commits that the hint was for.
-    :param waited: the pause before the hint, during which they were made.
-    """
+    """Return how many seconds to wait after a hint for some commits, which were made while the last pause lasted."""
     if not is_followed:
         return UNFOLLOWED_SECONDS
     return DENSE_SECONDS if waited and commits >= DENSE_RATE * waited else EVERY_SECONDS

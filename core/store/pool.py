@@ -145,10 +145,7 @@ class Pool:
 
     @contextlib.contextmanager
     def connect(self, *, seconds: float | None = None) -> Iterator[sa.Connection]:
-        """Lend a connection in autocommit mode.
-
-        :param seconds: limit of the wait for each answer; by default an hour.
-        """
+        """Lend a connection in autocommit mode, with a limit of the wait for each answer."""
         loan = Loan()
         self._lent[loan] = threading.get_ident()
         try:
@@ -276,10 +273,7 @@ class Pool:
         return set(self._lent.copy().values())
 
     def begin_anew(self, *, refusal: StoreError | None) -> None:
-        """Become the pool of a forked child, which leaves the connections to its parent.
-
-        :param refusal: why this process may not use the store.
-        """
+        """Become the pool of a forked child, which leaves the connections to its parent."""
         forks.leave_to_parent((self._idle, self.engine.pool))
         self._idle = []
         self._lent = {}

@@ -38,10 +38,7 @@ LAG_OF_IDS = 100 * 1_000_000
 
 
 def registration_of(kind: Kind, *, has_id: bool) -> Registration:
-    """Choose how a transaction is registered on a PostgreSQL server.
-
-    :param has_id: whether it needs its id before its commit.
-    """
+    """Choose how a transaction is registered on a PostgreSQL server, with or without an id before its commit."""
     if kind == "long":
         return "rows"  # it spans sessions
     if kind == "bound":

@@ -54,10 +54,7 @@ def table_row(work: Reading, name: str) -> Mapping[str, Any] | None:
 
 
 def add_table(work: Work, name: str, **options: Any) -> bool:
-    """Store a new table under a new number; return False if another process has just stored it.
-
-    :param options: its other columns, by name.
-    """
+    """Store a new table under a new number; return False if another process has just stored it."""
     values = {"name": name, "number": work.draw(), **options}
     return work.connection.execute(insert_into(work, t).values(values).on_conflict_do_nothing()).rowcount > 0
 

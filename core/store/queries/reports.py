@@ -89,11 +89,7 @@ def sinks_of_namesakes(work: Reading, queue_id: str, number: int, *, limit: int)
 
 
 def save_tally(work: Work, name: str, number: int, counts: Mapping[str, Any], *, now_ms: int) -> None:
-    """Store what one task of a drain has counted so far, in place of its earlier counts.
-
-    :param name: the drain's name.
-    :param number: the task's number.
-    """
+    """Store what one task of a drain has counted so far, in place of its earlier counts."""
     text = orjson.dumps(counts).decode()
     row = {"idempotency_key": _TALLY + name, "generation": number, "id": 0, "result": text}
     statement = insert_into(work, t).values(**row, committed_ms=now_ms, closed_ms=now_ms)

@@ -222,10 +222,7 @@ def open_engine(url: sa.URL, file: StoreFile) -> sa.Engine:
 
 
 def explain(error: BaseException, url: str) -> StoreError | None:
-    """Translate an error of the file into one with a remedy; None for other errors.
-
-    :param url: the store's URL without secrets.
-    """
+    """Translate an error of the file into one with a remedy; None for other errors."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits are details
     if code in _PASSING:
         return StoreUnavailable(f"store {url}: {error}", hint=_PASSING[code])
