@@ -1,4 +1,4 @@
-"""What a sink is, as data: a kind, options, and references to secrets, that travel to other processes as JSON."""
+"""The description of a sink as data: kind, options, and references to secrets. Other processes get it as JSON."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+import msgspec
+
+from export_queue.core.arguments import decoded
 from export_queue.core.callables import check_runs, returned
 from export_queue.core.drivers import check_sql_url, client_arguments, parse_url, redis_tls
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.references import check_sink_name, has_password, import_object, is_reference, resolve_secret
 from export_queue.core.sinks.composite import CompositeSink
 from export_queue.core.sinks.guards import FencedSink
-from export_queue.core.sinks.option_types import read_options
 from export_queue.core.sinks.protocol import BoundSink, Sink, check_sink
 
 _BUILT_IN = {
@@ -33,18 +36,26 @@ _LOOKED_UP_AGAIN = {"elasticsearch": ("password", "api_key"), "redis": ("passwor
 """Secrets that may change while a sink is open."""
 _OWN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _SECRET_NAME = re.compile(r"passw|passphrase|pwd|secret|token|credential|api_?key|private_?key", re.IGNORECASE)
+_TYPE_NAMES: Mapping[Any, str] = {
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    Sequence: "a list of texts",
+    Mapping: "names and values",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """A description of a sink that holds no secret.
+    """The description of a sink. It contains no secret.
 
     :param kind: ``elasticsearch``, ``memory``, ``redis``, ``sql``, ``composite``, or ``module:factory`` for a sink
         of your own.
-    :param options: arguments of the sink; JSON values, no passwords. Of a composite one ``parts``, a list of
-        descriptions, each with secrets of its own.
+    :param options: arguments of the sink: JSON values without passwords. A composite sink has one option ``parts``, a
+        list of descriptions, each with its own secrets.
     :param secrets: further arguments, as references: ``env:NAME``, ``file:/PATH`` or ``module:callable``.
-    :param name: what a queue is bound to; by default the kind and its target.
+    :param name: the name to which a queue is bound; by default the kind and the target.
     """
 
     kind: str
@@ -92,9 +103,9 @@ class SinkSpec:
 
     @classmethod
     def from_dict(cls, found: object) -> SinkSpec:
-        """Read a description as people write it: ``kind``, and perhaps ``options``, ``secrets`` and ``name``.
+        """Read a description with ``kind``, and optionally ``options``, ``secrets`` and ``name``.
 
-        :raises SinkConfigurationError: something else stands there, which is not shown, or there is no such sink.
+        :raises SinkConfigurationError: it is something else, which the error does not show, or is not valid.
         """
         if not isinstance(found, Mapping) or "kind" not in found or not found.keys() <= set(_FIELDS):
             raise SinkConfigurationError(
@@ -106,21 +117,21 @@ class SinkSpec:
         return cls(found["kind"], options, secrets, name="" if name is None else name)
 
     def leaves(self) -> tuple[SinkSpec, ...]:
-        """Return the sinks that are written to: the parts of a composite one, else this one."""
+        """Return the sinks that are written to: the parts of a composite sink, or this sink."""
         if self.kind != _COMPOSITE:
             return (self,)
         return tuple(leaf for part in _parts(self.options, {}) for leaf in part.leaves())
 
     def to_json(self) -> str:
-        """Return the description as JSON text; it holds no secret."""
+        """Return the description as JSON text, without secrets."""
         return json.dumps(_plain(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> SinkSpec:
-        """Read the text that :meth:`to_json` wrote.
+        """Read the text that :meth:`to_json` returned.
 
-        :raises InvalidArgument: the text is no JSON.
-        :raises SinkConfigurationError: the JSON describes no sink.
+        :raises InvalidArgument: the text is not JSON.
+        :raises SinkConfigurationError: the JSON does not describe a sink.
         """
         try:
             found = json.loads(text)
@@ -129,9 +140,9 @@ class SinkSpec:
         return cls.from_dict(found)
 
     def filled_in(self, binding: Mapping[str, Any]) -> SinkSpec:
-        """Return this description with the options that it leaves out and that decide which record is written.
+        """Return this description with the missing options that decide which record is written.
 
-        :param binding: what a reader is bound to, as :func:`binding_of` returned it.
+        :param binding: the reader's binding, as :func:`binding_of` returned it.
         """
         if binding.get("kind", self.kind) != self.kind:
             return self
@@ -146,24 +157,23 @@ class SinkSpec:
         return SinkSpec(self.kind, {**self.options, **missing}, self.secrets, name=self.name) if missing else self
 
     def _parameters(self) -> Collection[str] | None:
-        """Name the options that the sink takes; None for any."""
         parameters = inspect.signature(_factory(self)).parameters
         return None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else parameters
 
     def open(self) -> Sink:
-        """Build the sink.
+        """Create the sink.
 
-        A ``password``, and an ``api_key`` of Elasticsearch, is looked up again at each new connection, so that
-        it may change while the sink is open; other secrets are looked up once.
+        A ``password``, and an ``api_key`` of Elasticsearch, is looked up again for each new connection, so that it may
+        change while the sink is open. Other secrets are looked up once.
 
-        :raises SinkConfigurationError: the sink does not take these options, or a package is missing.
-        :raises SecretNotFound: a reference leads nowhere.
+        :raises SinkConfigurationError: the sink does not accept these options, or a package is missing.
+        :raises SecretNotFound: a reference cannot be resolved.
         """
         if self.kind == _COMPOSITE:
             return _compose([(part.name, part.open) for part in _parts(self.options, {})])
         secrets: dict[str, str | Callable[[], str]] = {}
         for option, reference in self.secrets.items():
-            # at once, so that a reference that leads nowhere is known before a connection is opened
+            # resolved at once, so that a wrong reference is reported before a connection is opened
             secrets[option] = resolve_secret(reference)
             if option in _LOOKED_UP_AGAIN.get(self.kind, ()):
                 secrets[option] = partial(resolve_secret, reference)
@@ -171,7 +181,7 @@ class SinkSpec:
 
 
 def binding_of(sink: Sink | FencedSink) -> dict[str, Any]:
-    """Return the options of an open sink that decide which record is written, as JSON; none where it names none."""
+    """Return the options of an open sink that decide which record is written; see :class:`BoundSink`."""
     try:
         return dict(json.loads(json.dumps(sink.binding()))) if isinstance(sink, BoundSink) else {}
     except (TypeError, ValueError) as error:
@@ -181,13 +191,13 @@ def binding_of(sink: Sink | FencedSink) -> dict[str, Any]:
 
 
 def is_kind(kind: object) -> bool:
-    """Tell whether there can be sinks of a kind: a built-in one, or ``module:factory``."""
+    """Return whether a kind is valid: a built-in one, or ``module:factory``."""
     return isinstance(kind, str) and (kind in (*_BUILT_IN, _COMPOSITE) or _OWN.fullmatch(kind) is not None)
 
 
 @contextlib.contextmanager
 def opened_sink(sink: SinkSpec | Sink | FencedSink) -> Iterator[Sink | FencedSink]:
-    """Open a described sink and close it at the end; an open one stays open."""
+    """Open a described sink, and close it at the end. An open sink stays open."""
     if not isinstance(sink, SinkSpec):
         check_sink(sink)
         yield sink
@@ -200,7 +210,6 @@ def opened_sink(sink: SinkSpec | Sink | FencedSink) -> Iterator[Sink | FencedSin
 
 
 def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkSpec]:
-    """Read the descriptions that a composite sink consists of."""
     parts = options.get("parts")
     if list(options) != ["parts"] or not isinstance(parts, list) or not parts or secrets:
         raise SinkConfigurationError(
@@ -213,7 +222,7 @@ def _parts(options: Mapping[str, Any], secrets: Mapping[str, str]) -> list[SinkS
         except SinkConfigurationError as error:
             raise SinkConfigurationError(f"a part of a composite sink: {error.message}", hint=error.hint) from None
         if spec.options.get("guard") == "fence":
-            # its rank is that of the whole batch: a part that lags behind would take all repeated deliveries
+            # it accepts whole batches by their claim: a part that lags behind would apply all repeated deliveries
             raise SinkConfigurationError(f"part {spec.name!r} of a composite sink needs the guard seq, found fence")
         found.append(spec)
     names = [spec.name for spec in found]
@@ -242,10 +251,6 @@ def _compose(parts: Sequence[tuple[str, Callable[[], Sink]]]) -> Sink:
 
 
 def _factory(spec: SinkSpec) -> Callable[..., Any]:
-    """Find what makes a sink.
-
-    :raises SinkConfigurationError: a package is missing, or the path leads to nothing that can be called.
-    """
     extra = f"pip install 'airflow-provider-export-queue[{spec.kind}]'"
     found = import_object(
         _BUILT_IN.get(spec.kind, spec.kind),
@@ -277,7 +282,7 @@ def _build(spec: SinkSpec, secrets: Mapping[str, str | Callable[[], str]]) -> Si
 
 
 def _refuse_secrets(value: Any, kind: str, name: str = "") -> None:
-    """Refuse options that look like passwords: options are stored and shown."""
+    """Refuse options that look like passwords, because options are stored and shown."""
     reason = ""
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -298,7 +303,7 @@ def _refuse_secrets(value: Any, kind: str, name: str = "") -> None:
 
 
 def _refuse_unkept(options: Mapping[str, Any], kind: str) -> None:
-    """Refuse options that no driver would keep, before anything is sent to Spark."""
+    """Refuse options that the driver would ignore, before anything is sent to Spark."""
     url, where = options.get("url"), f"option 'url' of sink {kind}"
     if kind == "sql" and isinstance(url, str):
         check_sql_url(
@@ -328,3 +333,49 @@ def _default_name(spec: SinkSpec) -> str:
         return str(options.get("url") or spec.secrets.get("url", "sql"))
     digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
     return f"{spec.kind}#{digest}" if options else spec.kind
+
+
+def read_options(factory: Callable[..., Any], options: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
+    """Return options in the types that the sink's constructor declares; None is left out.
+
+    An Airflow template may have turned a number or a list into text, or a text into a number.
+
+    :raises SinkConfigurationError: an option has another type.
+    """
+    hints = get_type_hints(factory.__init__)
+    found = {name: _read(name, value, hints[name], kind) for name, value in options.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _read(name: str, value: Any, hint: Any, kind: str) -> Any:
+    read = decoded(value)
+    if read is None and value != "":
+        return None
+    # a column named 12 stays text, and a list of columns is not a name
+    read_first = isinstance(read, str | list | dict)
+    for one in (read, value) if read_first else (value, read):
+        if _fits(one, hint):
+            return one
+    if type(value) is int and _fits(str(value), hint):
+        return str(value)
+    raise SinkConfigurationError(f"option {name!r} of sink {kind}: expected {_expected(hint)}, found {value!r:.100}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _expected(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        named = [one for one in get_args(hint) if one is not NoneType and get_origin(one) is not Callable]
+        return ", or ".join(map(_expected, named))
+    if origin is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if origin is Mapping and get_args(hint)[1] is str:
+        return "names and texts"
+    return _TYPE_NAMES[origin or hint]

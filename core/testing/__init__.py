@@ -1,4 +1,4 @@
-"""What users' tests import: the memory sink, a check of exporters, the acceptance tests of sinks."""
+"""For users' tests: the memory sink, a check of exporters, and the conformance tests of sinks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FencedConformance", "MemorySink", "SinkConformance", "assert_converg
 
 
 def __getattr__(name: str) -> Any:
-    # only the acceptance tests need pytest and hypothesis
+    # only the conformance tests need pytest and hypothesis
     if name not in ("FencedConformance", "SinkConformance"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from export_queue.core.testing import conformance

@@ -1,4 +1,4 @@
-"""One line that tests an exporter: whatever happens to deliveries, its records end where in-order delivery leads."""
+"""A test of exporters: however entries are delivered, the records must be those of delivery in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Record = tuple[str, bytes]
 Records = Mapping[Record, bytes]
 
 _MOST_SHRINKING = 2000
-"""Histories that are tried in search of a smaller one."""
+"""Maximum number of histories tried in search of a smaller one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Step:
     entries: tuple[int, ...]
     """Positions among all entries."""
     cut: int | None = None
-    """The process was killed when this many of the operations were applied; None: it was not."""
+    """Number of operations that were applied before the process was killed; None if it was not killed."""
     fresh: bool = False
-    """A new process begins here, with an exporter of its own."""
+    """Whether a new process, with its own exporter, begins here."""
 
 
 History = tuple[Step, ...]
@@ -48,19 +48,20 @@ def assert_converges(
 ) -> None:
     """Check that an exporter leads to the same records however its entries are delivered.
 
-    Entries are delivered out of order, repeatedly, in batches, and by processes that are killed in between;
-    the records in the memory sink must be those of each entry delivered once and in order. A history
-    that fails is made as small as can be before it is printed.
+    Entries are delivered out of order, repeatedly, in batches, and by processes that are killed. The records in the
+    memory sink must be those of delivering each entry once and in order. A history that fails is made as small as
+    possible before it is printed.
 
-    :param exporter: as :func:`~export_queue.core.drain.drain` takes it. A class is made anew for each process.
+    :param exporter: an exporter as :func:`~export_queue.core.drain.drain` accepts it. Each process creates its own
+        object of a class.
     :param entries: pairs of key and value in the order of their transactions, or whole entries.
-    :param expected: the documents that are there in the end, by collection and id.
-    :param queue_id: what entries name as their queue.
-    :param key: how the queue's keys are coded, as it is configured.
-    :param value: how its values are coded.
-    :param histories: how many ways of delivery are tried.
-    :param seed: where the random numbers begin; the one of a failure is printed.
-    :raises AssertionError: with the smallest history, what it leads to, and which entry's export differs.
+    :param expected: the documents at the end, by collection and id.
+    :param queue_id: the id of the queue that the exporter sees.
+    :param key: codec of the queue's keys.
+    :param value: codec of the queue's values.
+    :param histories: number of random histories.
+    :param seed: seed of the random numbers; a failure prints it.
+    :raises AssertionError: with the smallest failing history, its records, and the entries whose export differs.
     """
     trial = _Trial(exporter, _queue(queue_id, key, value), _entries(entries))
     trial.deliver_in_order()
@@ -82,7 +83,7 @@ class _Failure:
 
 
 class _Trial:
-    """Delivers histories and judges them by what each entry's export was at first."""
+    """Delivers histories, and compares them with the first export of each entry."""
 
     def __init__(self, exporter: str | object, queue: Queue, entries: Sequence[Entry]) -> None:
         self.entries = entries
@@ -92,7 +93,7 @@ class _Trial:
         self._first: list[Operations] = []
 
     def deliver_in_order(self) -> None:
-        """Export each entry once; this is what all histories are compared with."""
+        """Export each entry once; all histories are compared with these exports."""
         exporter = self._opened()
         for i in range(len(self.entries)):
             operations, refusal = self._export(exporter, [i])
@@ -106,7 +107,7 @@ class _Trial:
             raise AssertionError(f"two entries of one transaction: {error}") from None
 
     def compare_with(self, expected: Records) -> None:
-        """See whether in-order delivery leads to what the user expects."""
+        """Compare delivery in order with what the user expects."""
         everything = range(len(self.entries))
         found = self._in_order(everything)
         if found != expected:
@@ -115,7 +116,7 @@ class _Trial:
             raise AssertionError("\n".join(lines))
 
     def judge(self, history: History) -> _Failure | None:
-        """Deliver, and compare what a reader sees in the end; None if all is well."""
+        """Deliver a history, and compare the records at the end; None if they are right."""
         sink, exporter = MemorySink(), self._opened()
         remarks: list[str] = []
         for number, step in enumerate(history, 1):
@@ -132,7 +133,7 @@ class _Trial:
                 remarks.append(f"step {number}: {error.message}")
             if step.cut is None:
                 continue
-            exporter = self._opened()  # the killed process has closed nothing
+            exporter = self._opened()  # the killed process did not close its exporter
         done = sorted({i for step in history if step.cut is None for i in step.entries})
         wanted, found = self._in_order(done), sink.records()
         if found == wanted:
@@ -176,7 +177,7 @@ class _Trial:
 
 
 def _any_history(count: int, generator: random.Random) -> History:
-    """Draw a way of delivering every entry at least once."""
+    """Draw a history that delivers every entry at least once."""
     order = list(range(count)) + generator.choices(range(count), k=generator.randint(0, count)) if count else []
     generator.shuffle(order)
     steps: list[Step] = []
@@ -186,12 +187,12 @@ def _any_history(count: int, generator: random.Random) -> History:
         cut = generator.randint(0, 3 * size) if generator.random() < 0.3 else None
         steps.append(Step(batch, cut, generator.random() < 0.3))
         if cut is not None:
-            order[generator.randint(0, len(order)) : 0] = batch  # delivered again, at once or later
+            order[generator.randint(0, len(order)) : 0] = batch  # delivered again, immediately or later
     return tuple(steps)
 
 
 def _shrink(trial: _Trial, failure: _Failure) -> _Failure:
-    """Take away whatever the failure does not need."""
+    """Remove everything that the failure does not need."""
     tries = 0
     while True:
         for smaller in _smaller(failure.history):

@@ -14,7 +14,7 @@ import pytest
 from export_queue import InvalidArgument, MemorySink, SecretNotFound, SinkConfigurationError, SinkSpec
 from export_queue.core import sinks, testing
 from export_queue.core.references import has_password
-from export_queue.core.sinks.option_types import read_options
+from export_queue.core.sinks.spec import read_options
 
 REDIS = SinkSpec("redis", {"host": "cache.example", "key": "customer:$id"}, {"password": "env:XQ_TEST"})
 

@@ -1,4 +1,4 @@
-"""The acceptance tests of sinks: a suite for sinks with ranks, and one for sinks that rely on claims."""
+"""The conformance tests of sinks: one suite for sinks with ranks, and one for sinks with claims."""
 
 from __future__ import annotations
 

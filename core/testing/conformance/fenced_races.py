@@ -1,4 +1,4 @@
-"""Claims that meet batches, drains that are killed or linger, and readers beside them."""
+"""Claims during batches, drains that are killed or linger, and readers at the same time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WAIT_SECONDS = 60
 
 
 def patiently(step: Callable[[], object], attempts: int = 50) -> None:
-    """Do something with a sink, again where it asks for it; a lost claim is final."""
+    """Run a step, and retry transient errors except a lost claim."""
     for attempt in range(1, attempts + 1):
         try:
             step()
@@ -40,11 +40,10 @@ class FencedRaces(SinkTarget):
     """Tests with several drains of one unit."""
 
     def make_fenced(self) -> FencedSink:
-        """Open the sink."""
         return cast(FencedSink, self.make_sink())
 
     def test_after_a_claim_nothing_of_an_older_drain_arrives(self) -> None:
-        """The older one writes its records without a pause or an end, all in each batch; claims come at any moment."""
+        """The older drain writes all its records in each batch, without end. Claims arrive at any moment."""
         generator = self.generator()
         names = [self.fresh() for _ in range(20)]
         versions: list[list[Delivery]] = []
@@ -75,7 +74,7 @@ class FencedRaces(SinkTarget):
             newer.close()
 
     def test_drains_that_are_killed_and_taken_over_from_never_let_a_record_go_back(self) -> None:
-        """Each drain begins, after its claim, where its predecessors had come; some are killed, others linger."""
+        """Each drain continues after its claim where its predecessors ended. Some are killed, others linger."""
         if not self.shared:
             pytest.skip("this sink lives in one process")
         generator = self.generator()
@@ -106,10 +105,7 @@ class FencedRaces(SinkTarget):
 
 
 class Zombie:
-    """A thread that applies batches under one claim until it is told that the claim is lost.
-
-    :param sink: of its own; it closes it.
-    """
+    """A thread that applies batches under one claim until the claim is lost. It closes its sink."""
 
     def __init__(self, sink: FencedSink) -> None:
         self._sink = sink
@@ -127,7 +123,7 @@ class Zombie:
         self._sink.close()
 
     def begin(self, claim: Claim, batches: Iterable[Operations]) -> None:
-        """Claim, and apply one batch after the other."""
+        """Claim a unit, and apply one batch after the other."""
         patiently(lambda: self._sink.claim([claim]))
         self.done, self._error = 0, None
         self._thread = threading.Thread(target=self._run, args=(claim, batches))
@@ -143,7 +139,7 @@ class Zombie:
             time.sleep(0.0005)
 
     def finish(self) -> None:
-        """Wait until it knows that it was overtaken."""
+        """Wait until its claim is lost."""
         assert self._thread is not None
         self._thread.join(_WAIT_SECONDS)
         assert isinstance(self._error, LeaseLost), f"the older drain ended with {self._error!r}"
@@ -158,12 +154,10 @@ class Zombie:
 
 
 class Successors:
-    """Processes that drain the same batches, each under a higher fence than the one before.
+    """Processes that drain the same batches, each under a higher fence than the one before it.
 
-    :param make_sink: opens the sink, in the process.
-    :param unit: what they claim.
-    :param batches: what is applied, in this order.
-    :param most: how many processes there may be.
+    :param make_sink: opens the sink in the process.
+    :param most: maximum number of processes.
     """
 
     def __init__(
@@ -173,14 +167,14 @@ class Successors:
         self._make_sink = make_sink
         self._unit = unit
         self._batches = [operations_of(batch) for batch in batches]
-        # by process; without a lock: one that is held by a killed process is never freed
+        # by process; no lock: a killed process would never release it
         self._done: Any = self._context.RawArray("q", most)
         self._failed: Any = self._context.RawArray("b", most)
         self._processes: list[multiprocessing.process.BaseProcess] = []
 
     @property
     def done(self) -> int:
-        """How many batches are acknowledged."""
+        """The number of acknowledged batches."""
         return int(max(self._done))
 
     @property
@@ -189,14 +183,13 @@ class Successors:
         return self.done == len(self._batches)
 
     def start(self) -> None:
-        """Start one more, which takes over."""
+        """Start one more process, which takes over."""
         number = len(self._processes)
         process = self._context.Process(target=self._run, args=(number,))
         self._processes.append(process)
         process.start()
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition."""
         end = time.monotonic() + _WAIT_SECONDS
         while not condition():
             assert not any(self._failed), "a drain failed; see its output"
@@ -204,11 +197,11 @@ class Successors:
             time.sleep(0.001)
 
     def kill_last(self) -> None:
-        """End the youngest at once, wherever it is."""
+        """Kill the newest process."""
         self._kill(self._processes[-1])
 
     def kill_all(self) -> None:
-        """End them all."""
+        """Kill all processes."""
         for process in self._processes:
             self._kill(process)
 
@@ -224,7 +217,7 @@ class Successors:
             sink.admit(queue_id="conformance", store_id="conformance", fence=1)
             claim = Claim(self._unit, number + 1)
             patiently(lambda: sink.claim([claim]))
-            position = max(self._done)  # only now: until the claim an older one may have gone on
+            position = max(self._done)  # read after the claim: until then an older drain may have continued
             while position < len(self._batches):
                 patiently(lambda at=position: sink.under(claim).apply(self._batches[at]))  # type: ignore[misc]
                 position += 1
@@ -235,4 +228,4 @@ class Successors:
             self._failed[number] = 1
             traceback.print_exc()
             os._exit(1)
-        os._exit(0)  # nothing that was inherited is cleaned up here: it belongs to the parent
+        os._exit(0)  # no clean-up: everything inherited belongs to the parent

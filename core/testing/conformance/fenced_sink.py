@@ -1,7 +1,7 @@
-"""The acceptance test of a sink with the guard ``fence``: only the last claim of a unit lets batches in.
+"""The conformance tests of a sink with the guard ``fence``: only batches under the last claim of a unit are applied.
 
-It is used as :class:`~export_queue.core.testing.SinkConformance`. The oracle is a dictionary: a batch under the
-standing claim of its unit is applied as it comes, any other changes nothing.
+Use it like :class:`~export_queue.core.testing.SinkConformance`. The oracle is a dictionary: a batch under the present
+claim of its unit is applied in the order of arrival; any other batch changes nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _fences = itertools.count(1000)
 
 
 class FencedConformance(FencedRaces):
-    """Tests that every fenced sink must pass; a subclass says how to open it and how a reader reads it."""
+    """Tests that every fenced sink must pass. A subclass opens the sink, and reads it as its users do."""
 
     claimed: Claim
-    """Under which :meth:`apply` applies."""
+    """The claim of :meth:`apply`."""
 
     @contextmanager
     def opened(self) -> Iterator[FencedSink]:  # type: ignore[override]
-        """Open the sink, admit ourselves, claim a unit, close it."""
+        """Open and admit the sink, claim a unit, and close the sink at the end."""
         sink = self.make_fenced()
         try:
             sink.admit(queue_id="conformance", store_id="conformance", fence=1)
@@ -42,20 +42,19 @@ class FencedConformance(FencedRaces):
             sink.close()
 
     def apply(self, sink: FencedSink, deliveries: Sequence[Delivery]) -> ApplyResult:  # type: ignore[override]
-        """Apply one batch under the claim and check that all of it is accounted for."""
         return self.apply_under(sink, self.claimed, deliveries)
 
     def apply_under(self, sink: FencedSink, claim: Claim, deliveries: Sequence[Delivery]) -> ApplyResult:
-        """Apply one batch under some claim."""
+        """Apply one batch under a claim, and check that the counts add up."""
         result = sink.under(claim).apply(operations_of(deliveries))
         assert result.written + result.stale + len(result.rejected) == len(deliveries), "I13: counts must add up"
         return result
 
     def found(self, deliveries: Sequence[Delivery]) -> dict[Record, bytes]:
-        """Read what the target has of the records that deliveries are about."""
+        """Read the records that deliveries concern."""
         return visible(self.read_all(), deliveries)
 
-    # What needs no ranks, and holds for each single batch.
+    # Tests of single batches, which need no ranks.
 
     test_an_empty_batch_does_nothing = SinkConformance.test_an_empty_batch_does_nothing
     test_a_put_and_a_delete_of_one_record_in_one_batch_act_by_sequence = (
@@ -120,7 +119,7 @@ class FencedConformance(FencedRaces):
             hold()
 
     def compare(self, touched: Sequence[Delivery], expected: dict[Record, bytes]) -> None:
-        """Compare the target with what is expected of some records."""
+        """Compare the target with the expected records."""
         found = self.found(touched)
         assert set(found) == set(expected)
         assert self.takes == "nothing" or found == expected
@@ -138,7 +137,7 @@ class FencedConformance(FencedRaces):
         older, newer = ([self.delivery(name, seq) for name in names] for seq in (1, 2))
         with self.opened() as zombie, self.opened() as sink:
             unit = self.fresh()
-            old, new = Claim(unit, 1 << 61), Claim(unit, (1 << 61) + 1)  # neighbours that a double takes for one
+            old, new = Claim(unit, 1 << 61), Claim(unit, (1 << 61) + 1)  # equal if read as doubles
             zombie.claim([old])
             assert self.apply_under(zombie, old, older).written == 6
             sink.claim([new])
@@ -194,5 +193,5 @@ class FencedConformance(FencedRaces):
 
 
 def raises_if(condition: bool) -> AbstractContextManager[object]:
-    """Expect that a claim is lost, or nothing."""
+    """Expect LeaseLost if the condition holds."""
     return pytest.raises(LeaseLost) if condition else nullcontext()

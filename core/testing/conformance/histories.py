@@ -1,4 +1,4 @@
-"""Histories of deliveries to a sink: what is expected after them, and processes that deliver and are killed."""
+"""Histories of deliveries to a sink: the expected records, and processes that deliver and are killed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TRICKY = (
     "0 00 1e3 null NULL true \u2028"
 )
 TRICKY_TEXTS = (*_TRICKY.split(" "), "a ", "a  b", " ", "\t", "\n", "\r\n", "line\nline", "x" * 300)
-"""Texts that some escaping, folding or number somewhere gets wrong."""
+"""Texts that wrong escaping, case folding or number parsing would change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One operation on its way to a sink."""
+    """One operation that is delivered to a sink."""
 
     collection: str
     id: bytes
@@ -37,12 +37,12 @@ class Delivery:
 
     @property
     def record(self) -> Record:
-        """What is written or removed."""
+        """Collection and id."""
         return self.collection, self.id
 
 
 def operations_of(deliveries: Sequence[Delivery]) -> Operations:
-    """Make a batch; each delivery comes from an entry of its own."""
+    """Make a batch in which each delivery comes from its own entry."""
     return Operations(
         [d.collection for d in deliveries],
         [d.id for d in deliveries],
@@ -53,7 +53,7 @@ def operations_of(deliveries: Sequence[Delivery]) -> Operations:
 
 
 def winners(deliveries: Iterable[Delivery]) -> dict[Record, Delivery]:
-    """Say which delivery each record ends at: the highest seq, and a put before a delete."""
+    """Return the last delivery of each record by rank: the highest seq, and a put above a delete."""
     best: dict[Record, Delivery] = {}
     for new in deliveries:
         old = best.get(new.record)
@@ -63,17 +63,17 @@ def winners(deliveries: Iterable[Delivery]) -> dict[Record, Delivery]:
 
 
 def expected(deliveries: Iterable[Delivery]) -> dict[Record, bytes]:
-    """Say what a reader sees after deliveries, in whatever order they came."""
+    """Return the records that a reader sees after deliveries in any order."""
     return {record: d.document for record, d in winners(deliveries).items() if d.document is not None}
 
 
 def goes_back(seen: Sequence[bytes | None], history: Iterable[Delivery]) -> str | None:
-    """Judge what a reader saw of one record, one look after the other.
+    """Check that a reader who read one record repeatedly never saw it go back.
 
-    A document tells its sequence. A missing record is either not yet written or deleted: the reader
-    cannot tell at which sequence, so it is taken for the earliest that explains it.
+    A document determines its sequence. A missing record was not yet written, or was deleted at the earliest sequence
+    that explains it.
 
-    :param seen: documents, None where the record was missing.
+    :param seen: documents in the order of reading; None if the record was missing.
     :param history: all deliveries of the record.
     :returns: what is wrong, or None.
     """
@@ -99,34 +99,33 @@ class _Counter(Protocol):
 
 
 class Applier:
-    """A process that delivers batches to a sink, in their order, from where it was killed.
+    """A process that delivers batches to a sink in order. After it was killed, it continues where it ended.
 
     It counts a batch after the sink has acknowledged it, so that the batch in flight is delivered again.
 
-    :param make_sink: opens the sink, in the process.
-    :param batches: what is delivered; made before the process starts.
+    :param make_sink: opens the sink in the process.
     """
 
     def __init__(self, make_sink: Callable[[], Sink], batches: Sequence[Sequence[Delivery]]) -> None:
         self._context = multiprocessing.get_context("fork")
         self._make_sink = make_sink
         self._batches = [operations_of(batch) for batch in batches]
-        # without a lock: one that is held by a killed process is never freed
+        # no lock: a killed process would never release it
         self._done: _Counter = self._context.RawValue("q", 0)
         self._beside: Applier | None = None
         self._process: multiprocessing.process.BaseProcess | None = None
 
     def keep_step_with(self, other: Applier) -> None:
-        """Begin each batch at the moment when the other begins its own; to be said before either starts."""
+        """Start each batch at the same moment as another applier. Call this before either starts."""
         self._beside, other._beside = other, self
 
     def follow(self, other: Applier) -> None:
-        """Begin each batch once another applier has made as many; to be said before this one starts."""
+        """Start each batch after another applier has finished as many. Call this before this one starts."""
         self._beside = other
 
     @property
     def done(self) -> int:
-        """How many batches are acknowledged."""
+        """The number of acknowledged batches."""
         return self._done.value
 
     def __enter__(self) -> Applier:
@@ -137,12 +136,12 @@ class Applier:
         self.kill()
 
     def start(self) -> None:
-        """Begin, or go on."""
+        """Start, or continue."""
         self._process = self._context.Process(target=self._run)
         self._process.start()
 
     def kill(self) -> None:
-        """End the process at once, wherever it is."""
+        """Kill the process, whatever it does."""
         if self._process is not None:
             if self._process.pid is not None and self._process.is_alive():
                 os.kill(self._process.pid, signal.SIGKILL)
@@ -150,7 +149,7 @@ class Applier:
             self._process = None
 
     def kill_after(self, batches: int, delay: float) -> None:
-        """Kill once some more batches are acknowledged and a moment has passed; does nothing at the end."""
+        """Kill the process a moment after it has finished some more batches."""
         goal = min(self._done.value + batches, len(self._batches))
         self.wait(lambda: self._done.value >= goal)
         time.sleep(delay)  # not a wait: it spreads the kills over the next batch
@@ -171,7 +170,7 @@ class Applier:
         return finished
 
     def wait(self, condition: Callable[[], bool], seconds: float = 60) -> None:
-        """Wait for a condition, but neither for a process that has failed nor for one that stands still."""
+        """Wait for a condition. Fail if the process has failed or makes no progress."""
         done, limit = -1, 0.0
         while not condition():
             if self._done.value != done:
@@ -179,7 +178,7 @@ class Applier:
             process = self._process
             alive = process is not None and process.is_alive()
             assert alive or condition(), "the applier failed; see its output"
-            assert time.monotonic() < limit, f"the applier stands still after {done} batches, for {seconds} s"
+            assert time.monotonic() < limit, f"the applier makes no progress after {done} batches, for {seconds} s"
             time.sleep(0.001)
 
     def _run(self) -> None:
@@ -188,17 +187,17 @@ class Applier:
             sink.admit(queue_id="conformance", store_id="conformance", fence=1)
             while self._done.value < len(self._batches):
                 while self._beside is not None and self._beside._done.value < self._done.value:
-                    pass  # spinning: a pause would let them miss each other
+                    pass  # without a pause, so that both really start together
                 apply_patiently(sink, self._batches[self._done.value])
                 self._done.value += 1
         except BaseException:
             traceback.print_exc()
             os._exit(1)
-        os._exit(0)  # nothing that was inherited is cleaned up here: it belongs to the parent
+        os._exit(0)  # no clean-up: everything inherited belongs to the parent
 
 
 def apply_patiently(sink: Sink, operations: Operations, attempts: int = 50) -> None:
-    """Apply a batch, again where the sink asks for it; nothing of it may be rejected."""
+    """Apply a batch, and retry transient errors. No operation may be rejected."""
     for attempt in range(1, attempts + 1):
         try:
             result = sink.apply(operations)
@@ -211,13 +210,13 @@ def apply_patiently(sink: Sink, operations: Operations, attempts: int = 50) -> N
 
 
 def shuffled_batches(deliveries: Sequence[Delivery], generator: random.Random, size: int) -> list[list[Delivery]]:
-    """Make batches of all deliveries in another order, some of them twice."""
+    """Make batches of all deliveries in random order, some of them twice."""
     everything = [*deliveries, *generator.sample(list(deliveries), len(deliveries) // 5)]
     generator.shuffle(everything)
     return [everything[i : i + size] for i in range(0, len(everything), size)]
 
 
 def visible(found: Mapping[Record, bytes], deliveries: Iterable[Delivery]) -> dict[Record, bytes]:
-    """Keep of what a sink shows the records that the deliveries are about."""
+    """Return those of the found records that the deliveries concern."""
     records = {d.record for d in deliveries}
     return {record: document for record, document in found.items() if record in records}

@@ -1,4 +1,4 @@
-"""Several appliers at once, kills, and readers beside them: the part of the sinks' suite that needs luck."""
+"""Concurrent appliers, kills, and readers at the same time."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class SinkRaces(SinkTarget):
         looks.append(visible(self.read_all(), deliveries))
         self.check(deliveries)
         if self.takes == "nothing":
-            return  # without documents a look does not tell its sequence
+            return  # without documents a sequence cannot be seen
         for record in {d.record for d in deliveries}:
             own = [d for d in deliveries if d.record == record]
             assert goes_back([look.get(record) for look in looks], own) is None, record
 
     @contextmanager
     def deliverers(self, orders: Sequence[Sequence[Sequence[Delivery]]]) -> Iterator[Callable[[], bool]]:
-        """Deliver each order of batches beside us: in a process each, or in threads where the sink lives in one."""
+        """Deliver each order of batches in the background: in processes, or in threads if the sink is not shared."""
         if self.shared:
             with Applier(self.make_sink, orders[0]) as one, Applier(self.make_sink, orders[1]) as other:
                 yield lambda: one.is_finished and other.is_finished
@@ -77,7 +77,7 @@ class SinkRaces(SinkTarget):
                 thread.join(60)
 
     def test_of_two_appliers_that_meet_at_a_record_the_newer_one_stays(self) -> None:
-        """Both begin each batch at the same moment: a sink that compares and writes in two steps loses some of them."""
+        """Both start each batch at the same moment: a sink that compares and writes in two steps loses some records."""
         prefix = self.fresh()
         groups = [[f"{prefix}{group}-{n}" for n in range(4)] for group in range(120)]
         older = [[self.delivery(name, 1) for name in group] for group in groups]

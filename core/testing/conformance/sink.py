@@ -1,4 +1,4 @@
-"""The acceptance test of a sink: whatever is delivered, each record ends at its highest rank.
+"""The conformance tests of a sink: whatever is delivered, each record ends at its highest rank.
 
 Make a subclass in a pytest module; its tests run as they are::
 
@@ -13,9 +13,8 @@ Make a subclass in a pytest module; its tests run as they are::
         def read_all(self):
             return {("orders", b"77"): b'{"total": 12}', ...}
 
-The oracle is one line, the highest of (seq, put over delete) per record; the sink's own ways are not
-looked at. Random tests print their seed and take it from the environment variable
-``EXPORT_QUEUE_SEED``.
+The oracle is simple: the highest (seq, put over delete) of each record. How the sink works does not matter. Random
+tests print their seed, and use the one in the environment variable ``EXPORT_QUEUE_SEED`` if it is set.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from export_queue.core.testing.conformance.sweeps import SinkSweeps
 
 
 class SinkConformance(SinkRaces, SinkSweeps):
-    """Tests that every sink must pass; a subclass says how to open it and how a reader reads it."""
+    """Tests that every sink must pass. A subclass opens the sink, and reads it as its users do."""
 
     # Order, repetition, deletes.
 
@@ -164,7 +163,7 @@ class SinkConformance(SinkRaces, SinkSweeps):
         self.check(batch)
 
     def large_document(self, size: int) -> bytes:
-        """Return a document of some size; a JSON object where the sink takes nothing else."""
+        """Return a document of about this size; a JSON object if the sink accepts nothing else."""
         return b'{"of":"%s","seq":1}' % (b"x" * size) if self.takes == "json" else b"x" * size
 
     def test_every_text_is_an_id_of_its_own(self) -> None:

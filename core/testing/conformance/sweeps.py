@@ -1,8 +1,7 @@
-"""Tombstones that are swept: the part of the sinks' suite for sinks that have a method ``sweep``.
+"""Sweeps of tombstones: the tests for sinks that have a method ``sweep``.
 
-A sweep changes a sink for good: whatever has a sequence up to its floor is stale there from then on, and no other store
-may feed it. So each test needs a target that no other test uses, as a fixture that gives each test its own folder,
-database or table has it.
+A sweep changes a sink permanently: afterwards every sequence up to its floor is stale, and no other store may feed the
+sink. So each test needs its own target, such as a folder, database or table from a fixture.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ STORE = "conformance"
 
 
 class SinkSweeps(SinkTarget):
-    """Tests of ``sweep``; a sink without one is not swept, and these tests are skipped."""
+    """Tests of ``sweep``, skipped for a sink without this method."""
 
     @contextmanager
     def sweepable(self) -> Iterator[SweepableSink]:
@@ -37,7 +36,7 @@ class SinkSweeps(SinkTarget):
             yield sink
 
     def sweep(self, sink: SweepableSink, floor: int) -> int:
-        """Sweep, again where the sink asks for it."""
+        """Sweep, and retry transient errors."""
         for attempt in range(50):
             try:
                 return sink.sweep(store_id=STORE, floor=floor)
@@ -46,7 +45,7 @@ class SinkSweeps(SinkTarget):
                     raise
         raise AssertionError("the loop returns or raises")
 
-    # What a sweep takes, and what it leaves.
+    # What a sweep removes, and what it keeps.
 
     def test_after_a_sweep_a_late_stale_put_stays_away(self) -> None:
         name, other = self.fresh(), self.fresh()
@@ -182,7 +181,7 @@ class SinkSweeps(SinkTarget):
     # Races and crashes.
 
     def test_sweeps_beside_appliers_and_late_repetitions_never_bring_a_record_back(self) -> None:
-        """One applier is the drain; another repeats what was acknowledged long ago; the floor follows the first."""
+        """One applier is the drain, another repeats old deliveries, and the floor follows the drain."""
         generator = self.generator()
         prefix = self.fresh()
         names = [f"{prefix}{n}" for n in range(20)]
@@ -253,6 +252,6 @@ class SinkSweeps(SinkTarget):
         process.join()
 
     def visible_of(self, *names: str) -> set[bytes]:
-        """Return which records of some names a reader finds, by their ids."""
+        """Return the ids of those names whose records a reader finds."""
         wanted = {self.record_id(name.encode()) for name in names}
         return {record for _, record in self.read_all() if record in wanted}

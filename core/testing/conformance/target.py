@@ -1,4 +1,4 @@
-"""What a sink's tests need to know of it, and what they are written with."""
+"""What the tests need to know about a sink, and helpers to write them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _run = secrets.token_hex(3)
 
 
 class SinkTarget:
-    """A sink under test; a subclass says how to open it and how a reader reads it."""
+    """A sink under test. A subclass opens it, and reads it as its users do."""
 
     collections: ClassVar[tuple[str, str]] = ("conformance_a", "conformance_b")
-    """Two collections that the sink takes."""
+    """Two collections that the sink accepts."""
     takes: ClassVar[Literal["bytes", "text", "json", "nothing"]] = "bytes"
-    """What documents the sink takes: any bytes, UTF-8 text without NUL, JSON objects as :meth:`document`
-    makes them; ``nothing`` means that it keeps no documents, only that a record is there."""
+    """Documents that the sink accepts: any bytes, UTF-8 text without NUL, or JSON objects like :meth:`document`
+    returns. ``nothing``: it stores no documents, only that a record exists."""
     shared: ClassVar[bool] = True
-    """Whether sinks that are opened in different processes write to one target."""
+    """Whether sinks that are opened in different processes write to the same target."""
 
     def make_sink(self) -> Sink:
-        """Open the sink. Called several times, also in other processes: each has its own connection."""
+        """Open the sink. Called several times, also in other processes; each call opens its own connection."""
         raise NotImplementedError
 
     def read_all(self) -> Mapping[Record, bytes]:
@@ -37,14 +37,14 @@ class SinkTarget:
         raise NotImplementedError
 
     def record_id(self, name: bytes) -> bytes:
-        """Return an id that the sink takes, from a name; different names have different ids."""
+        """Turn a name into an id that the sink accepts. Different names give different ids."""
         return name
 
     def document(self, name: bytes, seq: int) -> bytes:
         """Return the document that a put of a record carries: a JSON object."""
         return b'{"of":"%s","seq":%d}' % (name.hex().encode(), seq)
 
-    # What the tests below are written with.
+    # Helpers of the tests.
 
     def delivery(self, name: str | bytes, seq: int, *, put: bool = True, collection: int = 0) -> Delivery:
         """Make a delivery to the record of a name."""
@@ -53,7 +53,7 @@ class SinkTarget:
         return Delivery(self.collections[collection], self.record_id(raw), seq, document)
 
     def puts(self, documents: Sequence[bytes]) -> list[Delivery]:
-        """Make a put of each document, to records of their own."""
+        """Make a put of each document, each to its own record."""
         prefix = self.fresh()
         return [
             Delivery(self.collections[0], self.record_id(f"{prefix}{n}".encode()), 1, document)
@@ -61,12 +61,12 @@ class SinkTarget:
         ]
 
     def fresh(self) -> str:
-        """Return a name that no test has used, so that nothing need be cleaned up."""
+        """Return a name that no test has used, so that no test must clean up."""
         return f"{_run}-{os.getpid()}-{next(_names)}-"
 
     @contextmanager
     def opened(self) -> Iterator[Sink]:
-        """Open the sink, admit ourselves, close it."""
+        """Open and admit the sink, and close it at the end."""
         sink = self.make_sink()
         try:
             sink.admit(queue_id="conformance", store_id="conformance", fence=1)
@@ -75,7 +75,7 @@ class SinkTarget:
             sink.close()
 
     def apply(self, sink: Sink, deliveries: Sequence[Delivery]) -> ApplyResult:
-        """Apply one batch and check that all of it is accounted for."""
+        """Apply one batch, and check that the counts add up."""
         result = sink.apply(operations_of(deliveries))
         assert result.written + result.stale + len(result.rejected) == len(deliveries), "I13: counts must add up"
         assert min(result.written, result.stale) >= 0
@@ -90,7 +90,7 @@ class SinkTarget:
             assert found == wanted
 
     def generator(self) -> random.Random:
-        """Return the random numbers of a test; the seed is printed."""
+        """Return the random generator of a test, and print its seed."""
         seed = os.environ.get("EXPORT_QUEUE_SEED") or str(random.randrange(1 << 32))
         print(f"EXPORT_QUEUE_SEED={seed}")
         return random.Random(seed)
