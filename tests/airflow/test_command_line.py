@@ -54,7 +54,7 @@ def test_lines_of_the_log_are_no_output_and_come_once(connections: Path) -> None
 
 def test_what_belongs_in_a_connection_is_refused_beside_it(connections: Path) -> None:
     complaint = run_cli("status", "--store", "exports", "--schema", "other", url="", status=1)
-    assert "connection 'exports' of Airflow has password, schema and pooler of its own" in complaint
+    assert "connection 'exports' sets its own password, schema and pooler" in complaint
     run_cli("init", url="exports")
     for option, expected in (
         (["--sink-option", "url=sqlite:///x"], "url belongs in connection 'copies'"),
