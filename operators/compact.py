@@ -42,16 +42,17 @@ class ExportQueueCompactOperator(CompactTask):
         :returns: the report without its units, as plain values.
         """
         from export_queue.core.locks import Owner
-        from export_queue.core.segments import compact, rewrite
+        from export_queue.core.segments import compact
 
         with terminal_errors_fail_at_once():
             wanted = self.wanted()
             with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
                 self._works_in = threading.get_ident()
                 try:
-                    report = (rewrite if self.older_layouts else compact)(
+                    report = compact(
                         store.database,
                         self.queue_id,
+                        older_layouts=self.older_layouts,
                         wanted=wanted,
                         owner=Owner(task_name(context), uuid.uuid4().hex),
                         dry_run=self.only_say,

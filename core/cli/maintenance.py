@@ -25,9 +25,7 @@ from export_queue.core.segments import (
     GRACE_SECONDS,
     Candidates,
     CompactionProgress,
-    CompactionReport,
     list_segments,
-    rewrite,
 )
 from export_queue.core.segments import compact as merge
 
@@ -85,9 +83,10 @@ def compact(
     """
     wanted = Candidates(small_bytes=int(small * (1 << 20)), least=least, age_seconds=age)
     with StopSignals() as signals, _shown(queue_id, is_quiet=dry_run) as on_progress:
-        report: CompactionReport = (rewrite if older_layouts else merge)(
+        report = merge(
             store.database,
             queue_id,
+            older_layouts=older_layouts,
             wanted=wanted,
             dry_run=dry_run,
             on_progress=on_progress,

@@ -65,7 +65,7 @@ from export_queue.core.queue import (
     waive_first_load,
 )
 from export_queue.core.retry import Retry
-from export_queue.core.segments import Candidates, CompactionReport, compact, delete_aborted, peek, rewrite
+from export_queue.core.segments import Candidates, CompactionReport, compact, delete_aborted, peek
 from export_queue.core.sinks import Sink, SinkSpec
 from export_queue.core.store import (
     DEFAULT_SCHEMA,
@@ -774,15 +774,13 @@ class Store:
     ) -> CompactionReport:
         """Merge small segments and settled rows of a queue or subscription; safe at any time, and to interrupt.
 
-        See :func:`export_queue.core.segments.compact` for the errors, for older layouts
-        :func:`export_queue.core.segments.rewrite`.
+        See :func:`export_queue.core.segments.compact` for the errors.
 
         :param wanted: which units are worth it; for older layouts only its ``most_bytes`` counts.
         :param older_layouts: move all that waits in older layouts of the queue into the current one instead.
         :param dry_run: only report what would be done.
         """
-        merge = rewrite if older_layouts else compact
-        return merge(self._checked, queue_id, wanted=wanted, dry_run=dry_run)
+        return compact(self._checked, queue_id, wanted=wanted, older_layouts=older_layouts, dry_run=dry_run)
 
     def maintain(self, *, limit: int = 100_000) -> MaintenanceReport:
         """Delete data that can no longer be read or asked for; safe at any time, and to interrupt.

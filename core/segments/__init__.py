@@ -1,7 +1,7 @@
-"""Segments: entries that wait in Parquet files instead of rows, written by long transactions, drained with the rows.
+"""Segments: pending entries in Parquet files instead of rows, written by long transactions, drained with the rows.
 
-A file is immutable, sorted by bucket, key and seq, and holds a slice of each unit of its queue that it has entries of.
-Nothing of it counts before the transaction commits (I3); nobody lists a folder to learn what counts.
+A file is immutable and sorted by bucket, key and seq. It has a slice for each unit of its queue with entries in it.
+Nothing of it counts before the transaction commits (I3). Rows of the store, not listings of folders, say what counts.
 """
 
 from export_queue.core.segments.adding import BulkWriter
@@ -27,7 +27,6 @@ from export_queue.core.segments.model import FileReport, Segment, Slice
 from export_queue.core.segments.one_entry import leave_one_entry
 from export_queue.core.segments.peek import peek
 from export_queue.core.segments.reading import RowGroup, row_groups
-from export_queue.core.segments.rewriting import RewritingReport, rewrite
 from export_queue.core.segments.vacuum import GRACE_SECONDS, HIDDEN_SECONDS, UnusedFile, Vacuumed, vacuum_segments
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
 
@@ -47,7 +46,6 @@ __all__ = [
     "Merged",
     "Merger",
     "OnDuplicate",
-    "RewritingReport",
     "RowGroup",
     "Run",
     "Segment",
@@ -71,7 +69,6 @@ __all__ = [
     "list_segments",
     "mark_done",
     "peek",
-    "rewrite",
     "row_groups",
     "stage_segments",
     "vacuum_segments",

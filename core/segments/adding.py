@@ -1,4 +1,4 @@
-"""Adding Arrow tables to a queue inside a transaction: files for a long one, rows for all others."""
+"""Adding Arrow tables to a queue in a transaction: as files in a long one, as rows in any other."""
 
 from __future__ import annotations
 
@@ -13,37 +13,31 @@ from export_queue.core.segments.files import delete_files, load_pyarrow
 from export_queue.core.segments.one_entry import remember_keys
 from export_queue.core.segments.writing import OnDuplicate, check_sizes, duplicate_key, write_segments
 from export_queue.core.store import identity_of
-from export_queue.core.transactions import OpenTransaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _BATCH_ROWS = 1 << 16
 _BATCH_BYTES = 16 << 20
-"""Maximum rows and bytes that are sorted out of a table at once, unless one entry is larger."""
+"""Maximum rows and bytes of a batch, unless one entry is larger."""
 
 
 class BulkWriter(QueueWriter):
-    """One queue, bound to its transaction, which takes whole tables as well."""
-
-    def __init__(self, transaction: OpenTransaction, queue: Queue) -> None:
-        super().__init__(transaction, queue)
-        self._to_queue = queue
-        self._of = transaction
+    """One queue in a transaction, which also takes tables."""
 
     def add_batch(self, batch: pa.Table | pa.RecordBatch, *, on_duplicate: OnDuplicate = "error") -> int:
         """Add all rows of an Arrow table.
 
-        In a long transaction they go into files beside the store, at once, and need not fit into memory together: call
-        it for one table after the other. In any other transaction they are added one by one.
+        A long transaction writes each table into files at once, so the tables need not fit into memory together. Any
+        other transaction adds the rows one by one.
 
-        :param batch: columns ``key`` and ``value``, by the queue's codecs; a null value says that the record is gone.
-        :param on_duplicate: of a key that comes more than once in the table, the last one counts (``keep_last``), or it
-            is an error. Of a key that comes in two tables, the later one counts.
-        :returns: the rows of the table.
-        :raises EntryError: a key or value is refused, or a key comes twice; nothing of the table is added.
+        :param batch: columns ``key`` and ``value``, for the queue's codecs; a null value deletes the record.
+        :param on_duplicate: what to do about repeated keys in the table: raise an ``error``, or ``keep_last``. If two
+            tables have the same key, the later table counts.
+        :returns: the number of rows.
+        :raises EntryError: a key or value is refused, or a key is repeated; nothing of the table is added.
         :raises InvalidArgument: pyarrow is not installed, or the store has no place for files.
-        :raises SegmentUnavailable: the place of the files does not answer, or refuses.
+        :raises SegmentUnavailable: the filesystem does not answer, or refuses.
         """
         pa = load_pyarrow()
         if on_duplicate not in get_args(OnDuplicate):
@@ -53,12 +47,12 @@ class BulkWriter(QueueWriter):
                 f"expected an Arrow table or record batch, found {type(batch).__name__}",
                 hint="convert it, as with pyarrow.Table.from_pandas(frame) or pyarrow.Table.from_pylist(rows)",
             )
-        queue = self._to_queue
+        queue = self._queue
         named, column = (_checked(queue, batch, name) for name in ("key", "value"))
         keys = _encoded(queue, "key", named, lambda key, _: queue.encode_key(key))
         values = _encoded(queue, "value", column, lambda value, row: queue.encode_value(value, key=named[row].as_py()))
         check_sizes(f"queue {queue.id!r}", keys, values, queue.max_value_bytes, rows=True)
-        if self._of.kind == "long":
+        if self._transaction.kind == "long":
             self._write(keys, values, on_duplicate)
         else:
             self._add_rows(keys.to_pylist(), values.to_pylist(), on_duplicate)
@@ -66,23 +60,23 @@ class BulkWriter(QueueWriter):
 
     def _add_rows(self, keys: Sequence[bytes], values: Sequence[bytes | None], on_duplicate: OnDuplicate) -> None:
         if on_duplicate == "error" and len(set(keys)) < len(keys):
-            raise duplicate_key(f"queue {self._to_queue.id!r}", Counter(keys).most_common(1)[0][0])
+            raise duplicate_key(f"queue {self._queue.id!r}", Counter(keys).most_common(1)[0][0])
         self._put(dict(zip(keys, values, strict=True)))
 
     def _write(self, keys: pa.Array, values: pa.Array, on_duplicate: OnDuplicate) -> None:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        queue, opened = self._to_queue, self._of
+        queue, opened = self._queue, self._transaction
         if not len(keys):
             return
         base = begin_load(opened.database, opened)
-        with opened.database.read() as work:  # what the process knows of the queue may be a minute old
+        with opened.database.read() as work:  # the cached queue may be a minute old
             queue = queue_of(work, queue.id, opened.id)
         hashes = hashes_of(keys.to_pylist())
         buckets = pa.array([one % queue.buckets for one in hashes], pa.int32())
         places = pa.table({"bucket": buckets, "key": keys})
-        # Stable: of equal keys the last one stays the last.
+        # Stable: the last of equal keys stays the last.
         order = pc.sort_indices(places, sort_keys=[("bucket", "ascending"), ("key", "ascending")])
         reports = write_segments(
             _in_batches({"bucket": buckets, "key": keys, "value": values}, order),
@@ -105,7 +99,7 @@ class BulkWriter(QueueWriter):
 
 
 def _checked(queue: Queue, batch: pa.Table | pa.RecordBatch, name: str) -> Any:
-    """Return a column whose memory is valid; text is UTF-8."""
+    """Return a column after checking its memory and that text is UTF-8."""
     import pyarrow as pa
 
     found = batch.schema.names.count(name)
@@ -117,7 +111,7 @@ def _checked(queue: Queue, batch: pa.Table | pa.RecordBatch, name: str) -> Any:
     try:
         column.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
-        # A slice of a nested column is validated with all of its content. Only valid memory may be read.
+        # Validating a slice of a nested column checks all of its content. Invalid memory must not be read.
         is_text = "UTF8" in str(error)
         row = _first_row(column, lambda part: part.to_pylist() if is_text else part.validate(full=True))
         raise EntryError(
@@ -130,7 +124,7 @@ def _checked(queue: Queue, batch: pa.Table | pa.RecordBatch, name: str) -> Any:
 
 
 def _first_row(column: Any, check: Callable[[Any], Any]) -> int:
-    """Find the first row of which a check raises, knowing that it does so of the whole column."""
+    """Find the first row for which a check raises, given that it raises for the whole column."""
     first, rows = 0, len(column)
     while rows > 1:
         half = rows // 2
@@ -144,7 +138,7 @@ def _first_row(column: Any, check: Callable[[Any], Any]) -> int:
 
 
 def _encoded(queue: Queue, name: str, column: Any, encode: Callable[[Any, int], bytes | None]) -> pa.Array:
-    """Encode a column as it is stored; text and bytes are taken as they are."""
+    """Encode a column as it is stored."""
     import pyarrow as pa
 
     if _is_as_stored(column.type, queue.key if name == "key" else queue.value):
@@ -162,7 +156,7 @@ def _encoded(queue: Queue, name: str, column: Any, encode: Callable[[Any, int], 
 
 
 def _is_as_stored(kind: Any, codec: str) -> bool:
-    """Tell whether a codec stores values of a type as they are."""
+    """Return whether a codec stores values of a type unchanged."""
     import pyarrow.types as types
 
     if codec == "str":
@@ -171,18 +165,17 @@ def _is_as_stored(kind: Any, codec: str) -> bool:
 
 
 def _listed(queue: Queue, name: str, column: Any) -> list[Any]:
-    """Turn a column into Python's values."""
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
     except Exception as error:
         row = _first_row(column, lambda part: part.to_pylist())
         raise EntryError(
-            f"queue {queue.id!r}: column {name}, row {row}: expected a {column.type} that Python can hold: {error}"
+            f"queue {queue.id!r}: column {name}, row {row}: expected a {column.type} that Python can represent: {error}"
         ) from error
 
 
 def _in_batches(columns: Mapping[str, pa.Array], order: pa.Array) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of columns in an order, in batches of bounded bytes."""
+    """Yield the rows in an order, in batches of bounded size."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""The store's rows about segments: loads that write files, segments that are staged, waiting or drained."""
+"""The store's rows about segments: loads that write files, and segments that are staged, pending or drained."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from export_queue.core.transactions import OpenTransaction, Snapshot
 
 
 def begin_load(database: Database, transaction: int | OpenTransaction, base: str | None = None) -> str:
-    """Note where a long transaction writes files, before it writes the first one: clean-up works by it.
+    """Record the folder of a long transaction's files before it writes the first one, for clean-up.
 
-    :param transaction: a long one in progress, or its id.
+    :param transaction: a long transaction in progress, or its id.
     :param base: the place of the store's segments; by default the one that the store was opened with.
-    :returns: the place, as :func:`write_segments` takes it.
-    :raises InvalidArgument: there is no such place, or the transaction writes into another one.
+    :returns: the place.
+    :raises InvalidArgument: there is no place, or the transaction writes into another one.
     :raises RegistrationLost: the transaction has ended.
     """
     number, store_id = _id_of(transaction), identity_of(database).store_id
@@ -34,18 +34,18 @@ def begin_load(database: Database, transaction: int | OpenTransaction, base: str
         database.dialect.steps.hold_long(work.connection, number, (), store_id=store_id)
         found = queries.segments.begin(work, number, folder)
     if found != folder:
-        raise InvalidArgument(f"transaction {number} writes its files into {found}, found {folder}")
+        raise InvalidArgument(f"transaction {number} expected files in {found}, found {folder}")
     if isinstance(transaction, OpenTransaction):
         transaction.after_abort = functools.partial(delete_aborted, database, number)
     return place
 
 
 def delete_aborted(database: Database, transaction: int, seconds: float | None = None) -> None:
-    """Delete at once the files of a transaction that has been aborted: a full disk has room again.
+    """Delete the files of an aborted transaction at once, to make room on a full disk.
 
-    Nobody has ever read them. Clean-up deletes what cannot be deleted now, and what tasks still write.
+    Nobody has read them. Clean-up deletes what cannot be deleted now, and what tasks still write.
 
-    :param seconds: how long an answer of the store is waited for; an hour.
+    :param seconds: how long to wait for an answer of the store; an hour by default.
     """
     with contextlib.suppress(ExportQueueError):
         with database.read(seconds=seconds) as work:
@@ -62,29 +62,28 @@ def stage_segments(
     *,
     share_keys: bool = False,
 ) -> int:
-    """Stage files for a queue, in one SQL transaction: they are added to it if the transaction commits (I3).
+    """Stage files for a queue: their entries are added to it if the transaction commits (I3).
 
-    They count as added later than all that this process has added to the transaction before. Staging the same files
-    again changes nothing.
+    They count as added later than everything that this process has added to the transaction before. Staging the same
+    files again changes nothing.
 
-    :param transaction: a long one in progress, or its id, for which :func:`begin_load` was called.
-    :param queue: the queue that is added to.
-    :param reports: the files, as :func:`write_segments` gave them.
-    :param share_keys: whether one key may be in several of the files; of these the later file counts then.
-    :returns: the entries in these files.
-    :raises InvalidArgument: the files are not of this transaction, or of a queue with other buckets or units, or the
+    :param transaction: a long transaction in progress, or its id; :func:`begin_load` was called for it.
+    :param reports: the files, from :func:`write_segments`.
+    :param share_keys: whether several of the files may have entries of one key; the last file then counts.
+    :returns: the number of entries.
+    :raises InvalidArgument: the files belong to another transaction, or to a queue with other buckets or units, or the
         queue makes every key a conflict key.
     :raises RegistrationLost: the transaction has ended.
     """
     if queue.exclusive and queue.parent is None:
         raise InvalidArgument(
-            f"queue {queue.id!r} makes every key a conflict key, which entries in files have not",
+            f"queue {queue.id!r} makes every key a conflict key, but entries in files have none",
             hint="add them as rows, or alter the queue: export-queue alter QUEUE --no-exclusive",
         )
     number, found = _id_of(transaction), list(reports)
     if isinstance(transaction, OpenTransaction):
         transaction.flush()  # its rows come first
-    with database.connect() as connection:  # outside the SQL transaction below: drawing may wait for others
+    with database.connect() as connection:  # before the SQL transaction below, since drawing may wait
         orders = [database.dialect.steps.draw(connection) for _ in (found if share_keys else found[:1])]
     rows = []
     for at, report in enumerate(found):
@@ -95,11 +94,11 @@ def stage_segments(
                     f"of queue {queue.id!r}, found one that begins at {part.first}"
                 )
             add_order = orders[at if share_keys else 0]
-            rows.append(report.columns(part, queue, seqs=(number, number), add_order=add_order))
+            rows.append(report.columns(part, queue, add_order=add_order))
     store_id = identity_of(database).store_id
     with database.begin() as work:
         database.dialect.steps.hold_long(work.connection, number, (queue.number,), store_id=store_id)
-        # Behind it: whoever alters the queue's buckets has ended, or waits until this SQL transaction has.
+        # With this held, an alteration of the queue's buckets has ended, or waits for this SQL transaction.
         expected = queue_of(work, queue.id, number)
         laid_out = (queue.layout, queue.buckets, queue.buckets_per_range)
         if (expected.layout, expected.buckets, expected.buckets_per_range) != laid_out:
@@ -108,7 +107,7 @@ def stage_segments(
         if folder is None:
             raise InvalidArgument(f"transaction {number}: expected begin_load() before its first file")
         for report in found:
-            # what clean-up does not look at would stay for ever, and what is another's it must not delete
+            # clean-up does not find files elsewhere, and must not delete those of others
             if parent_of(report.file) != folder:
                 raise InvalidArgument(f"file {report.file}: expected one in the transaction's folder {folder}")
         queries.segments.stage(work, number, rows)
@@ -116,9 +115,9 @@ def stage_segments(
 
 
 def waiting_segments(work: Reading, queue: Queue, snapshot: Snapshot, within: Range) -> list[Segment]:
-    """Read the segments with entries that a snapshot sees, and which of their parts are drained.
+    """Read the pending segments that a snapshot sees, and which of their parts are drained.
 
-    :param within: buckets; each segment that has some of them.
+    :param within: buckets; all segments that overlap them.
     """
     bounds = {"first": within.first, "end": within.end}
     rows = queries.segments.waiting(work, queue.number, queue.layout, snapshot, **bounds)
@@ -129,18 +128,18 @@ def waiting_segments(work: Reading, queue: Queue, snapshot: Snapshot, within: Ra
 
 
 def leave_out_drained(work: Reading, queue: Queue, snapshot: Snapshot, within: Range, chunk: Chunk) -> Chunk:
-    """Leave out of a chunk the entries of segments that another attempt has drained since the segments were read.
+    """Leave out the entries of segments that another attempt has drained since the segments were read.
 
-    What it has drained with them, rows of the same keys, may have been gone before the chunk's rows were read.
+    That attempt may have drained newer rows of the same keys, which were then gone when the chunk was read.
 
     :param within: the buckets that the chunk was read from.
     """
-    left = {(one.transaction, one.number): one.done for one in waiting_segments(work, queue, snapshot, within)}
+    left = {one.key: one.done for one in waiting_segments(work, queue, snapshot, within)}
     gone: set[EntryKey] = set()
     for run in chunk.runs:
-        done = left.get((run.segment.transaction, run.segment.number), ((run.first, run.last),))
+        done = left.get(run.segment.key, ((run.first, run.last),))
         rows = without(run.rows, done)
-        if len(rows) < len(run.rows):  # hardly ever: nobody else drains what is claimed
+        if len(rows) < len(run.rows):  # rare: only this drain has the claim
             gone |= set(map(place_of, run.rows)) - set(map(place_of, rows))
     if not gone:
         return chunk
@@ -157,26 +156,25 @@ def leave_out_drained(work: Reading, queue: Queue, snapshot: Snapshot, within: R
 
 
 def by_range(segments: Sequence[Segment], within: Range) -> list[Segment]:
-    """Choose the segments that have buckets of a range."""
+    """Choose the segments that overlap a range."""
     return [one for one in segments if one.first < within.end and one.end > within.first]
 
 
 def mark_done(work: Work, queue: Queue, run: Run, before: Run | None = None) -> tuple[Run, int]:
-    """Note that a run of a segment's entries is drained, inside of the critical section of its drain (I10).
+    """Record that a run of a segment's entries is drained, inside the critical section of its drain (I10).
 
-    Several tasks may have drained the same entries under one lease: one that was taken for dead, and the one that Spark
-    has put in its place. Each entry counts once, or a segment would pass for drained whose end nobody has brought.
+    Several tasks may drain the same entries under one lease: one that was taken for dead, and its replacement by
+    Spark. Each entry counts once; otherwise a segment would pass for drained whose end was never delivered. Repeating a
+    call changes nothing.
 
-    :param run: the entries.
-    :param before: what this drain has noted of the segment last; the run joins it where it follows on it.
-    :returns: what is noted now, for the next call, and how many entries of the run nobody had noted. Calling again
-        with the same changes nothing.
+    :param before: what this drain recorded of the segment last. The run is joined to it if it follows directly.
+    :returns: what is recorded now, for the next call, and how many entries of the run were new.
     """
     first = before.first if before is not None and before.last == run.previous else run.first
     noted = replace(run, first=first, rows=())
-    segment = (run.segment.transaction, run.segment.number)
+    segment = run.segment.key
     whole = queries.segments.hold_reader(work, queue.number, segment)
-    if whole is None:  # drained by another one, or by an attempt whose commit was in doubt
+    if whole is None:  # drained by another task, or by an attempt whose commit was in doubt
         return noted, 0
     done = queries.segments.parts_done(work, queue.number, segment)
     new = without(run.rows, [(begin, last) for begin, (last, _, _) in done.items()])
@@ -197,17 +195,17 @@ def mark_done(work: Work, queue: Queue, run: Run, before: Run | None = None) -> 
 
 
 def give_up_file(work: Work, queue: Queue, file: str, *, who: str) -> int:
-    """Give up what a reader has not drained of a file, which nobody can bring back, and record it.
+    """Discard what a reader has not drained of a lost file, and record it.
 
     :param queue: the reader.
-    :param file: the file's name, as an error shows it.
+    :param file: the file's name, from the error.
     :param who: name for the audit.
-    :returns: how many entries are given up.
-    :raises InvalidArgument: nothing of the file waits in the queue.
+    :returns: the number of discarded entries.
+    :raises InvalidArgument: no segment of the file is pending.
     """
     given_up = queries.segments.discard(work, queue.number, file)
     if not given_up:
-        raise InvalidArgument(f"queue {queue.id!r}: nothing waits in a file {file}")
+        raise InvalidArgument(f"queue {queue.id!r}: no pending segment is in file {file}")
     queries.acts.record(work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file})
     return given_up
 
@@ -217,7 +215,7 @@ def _id_of(transaction: int | OpenTransaction) -> int:
         return transaction
     if transaction.kind != "long":
         raise InvalidArgument(
-            f"segments are written by a long transaction, found one that is {transaction.kind}",
+            f"segments: expected a long transaction, found one that is {transaction.kind}",
             hint="with store.transaction(long=True) as tx",
         )
     return transaction.id

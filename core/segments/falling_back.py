@@ -1,10 +1,10 @@
-"""Falling back: a merged segment whose file is lost gives way to what it was merged of.
+"""Falling back: if the file of merged segments is lost, their inputs count again in their place.
 
-What the reader has drained of it is drained of its inputs, too, which are read for that. Rows that were merged are in
-no other file: they are given up, and counted.
+Entries drained from a merged segment are marked as drained in its inputs, which are read for that. Rows that were
+merged are in no other file: they are discarded, and counted.
 
-What was rewritten into another layout gives way as a whole, with all that its transaction has made of segments: the
-inputs count again in their own layout, and what was drained by then comes once more (I9).
+A move falls back as a whole, with everything that its transaction made of segments: the inputs count again in their own
+layout, and entries drained meanwhile are delivered again (I9).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from export_queue.core.store import Database, EntryKey, Work, queries
 from export_queue.core.transactions import take_snapshot
 
 LEASE_SECONDS = 30.0
-"""How long the locks last unless they are renewed: a killed process keeps drains waiting no longer."""
+"""How long the locks last unless they are renewed: the longest wait of drains after a kill."""
 _Sized = tuple[EntryKey, int]
-"""The place of an entry, and the bytes of its key and value."""
+"""The position of an entry, and the size of its key and value."""
 _place: Callable[[_Sized], EntryKey] = itemgetter(0)
 
 
@@ -42,34 +42,34 @@ class FellBack:
     inputs: int
     """Segments that count again."""
     given_up: int
-    """Entries that are nowhere else: rows that were merged."""
+    """Discarded entries: rows that were merged."""
     moved_back: bool = False
-    """Whether those count again in an older layout, so that what was drained of these comes once more."""
+    """Whether they count again in an older layout, so that entries drained meanwhile are delivered again."""
 
     def line(self) -> str:
-        """Say it in one line."""
+        """Return a one-line summary."""
         if self.moved_back:
             return (
                 f"{self.file}: {self.inputs} segments count again in their older layout in place of {self.outputs} "
-                "that they were rewritten into; what was drained of these comes once more"
+                "that they were rewritten into; entries drained from these are delivered again"
             )
         return (
             f"{self.file}: {self.inputs} segments count again in place of {self.outputs} merged ones; "
-            f"{self.given_up} entries, which were rows, are given up"
+            f"{self.given_up} entries, which were rows, are discarded"
         )
 
 
 def fall_back(database: Database, queue: Queue, file: str, *, who: str, wait_seconds: float = 60.0) -> FellBack:
-    """Let the segments count again that merged ones in a file stand for, and forget these.
+    """Let the inputs of the merged segments in a lost file count again, and forget the merged segments.
 
     :param queue: the reader.
-    :param file: the name of the lost file, as the error of a drain shows it.
-    :param who: name for the audit, in which a loss of rows is recorded.
-    :param wait_seconds: how long to wait for those that work in the units.
-    :raises InvalidArgument: nothing that waits in the file was merged, or its inputs have been vacuumed.
-    :raises SegmentLost: a file of the inputs is missing, too, of which a part was drained.
+    :param file: the name of the lost file, from the error of a drain.
+    :param who: name for the audit, which records a loss of rows.
+    :param wait_seconds: how long to wait for others that work in the units.
+    :raises InvalidArgument: no merged segment is pending in the file, or its inputs have been vacuumed.
+    :raises SegmentLost: a part was drained, and a file of the inputs is missing too.
     :raises LockNotAvailable: others work in the units.
-    :raises LeaseLost: a drain has waited so long that it has revoked the locks; nothing has changed.
+    :raises LeaseLost: a drain has waited long enough to revoke the locks; nothing has changed.
     """
     outputs, in_layout = _found(database, queue, file)
     (transaction,) = {one.transaction for one in outputs}
@@ -100,7 +100,7 @@ def fall_back(database: Database, queue: Queue, file: str, *, who: str, wait_sec
 
 
 def _found(database: Database, queue: Queue, file: str) -> tuple[list[Segment], Queue]:
-    """Find the merged segments of a file, and the queue in the layout that they lie in."""
+    """Find the merged segments in a file, and the queue in their layout."""
     for layout in queue.layouts():
         in_layout = queue.laid_out_as(layout)
         if outputs := _outputs(database, in_layout, file):
@@ -109,28 +109,28 @@ def _found(database: Database, queue: Queue, file: str) -> tuple[list[Segment], 
 
 
 def _nothing_waits(queue: Queue, file: str) -> InvalidArgument:
-    return InvalidArgument(f"queue {queue.id!r}: no merged segment waits in a file {file}")
+    return InvalidArgument(f"queue {queue.id!r}: no merged segment is pending in file {file}")
 
 
 def _nothing_left(file: str, *, of_rows: bool = False) -> InvalidArgument:
-    why = "found rows, which are in no other file" if of_rows else "which have been vacuumed by now"
+    why = "found rows, which are in no other file" if of_rows else "but they have been vacuumed"
     return InvalidArgument(
-        f"file {file}: expected segments that it was merged of, {why}",
-        hint="store.dead_letters.give_up_file(queue_id, file) lets drains pass over what is lost",
+        f"file {file}: expected the segments that it was merged from, {why}",
+        hint="store.dead_letters.give_up_file(queue_id, file) lets drains skip what is lost",
     )
 
 
 def _outputs(database: Database, queue: Queue, file: str) -> list[Segment]:
     with database.read() as work:
         known = queries.compactions.merged(work, queue.number)
-    return [one for one in _waiting(database, queue) if one.file == file and (one.transaction, one.number) in known]
+    return [one for one in _waiting(database, queue) if one.file == file and one.key in known]
 
 
 def _rewritten(database: Database, queue: Queue, transaction: int) -> list[Segment]:
-    """Find all that waits of what a transaction has made of segments of older layouts."""
+    """Find the pending segments that a move has made of segments."""
     with database.read() as work:
         keys = set(queries.compactions.rewritten(work, queue.number, transaction))
-    return [one for one in _waiting(database, queue) if (one.transaction, one.number) in keys]
+    return [one for one in _waiting(database, queue) if one.key in keys]
 
 
 def _waiting(database: Database, queue: Queue) -> list[Segment]:
@@ -142,13 +142,12 @@ def _waiting(database: Database, queue: Queue) -> list[Segment]:
 def _move_back(
     database: Database, queue: Queue, file: str, leases: Sequence[Lease], transaction: int, layouts: Mapping[int, int]
 ) -> FellBack:
-    """Let segments count again in the layouts that they were moved from.
+    """Let segments count again in the layouts from which they were moved.
 
-    :param queue: the queue in the layout that they were moved into.
-    :param leases: on the units of all that waits of what they were rewritten into.
-    :param layouts: how many there are by their layout.
+    :param queue: the queue in the layout into which they were moved.
+    :param layouts: the number of segments by layout.
     """
-    outputs = _rewritten(database, queue, transaction)  # again: what was drained before the locks is known now
+    outputs = _rewritten(database, queue, transaction)  # again: under the locks nothing more is drained
     if all(one.file != file for one in outputs):
         raise _nothing_waits(queue, file)
     with database.begin() as work:
@@ -156,7 +155,7 @@ def _move_back(
         for layout in layouts:
             queries.layouts.open_again(work, queue.source_number, layout)
         if queries.compactions.restore_all(work, queue.number, transaction) != sum(layouts.values()):
-            raise _nothing_left(file)  # since they were counted, or in part
+            raise _nothing_left(file)  # some, or all, since they were counted
     return FellBack(file=file, outputs=len(outputs), inputs=sum(layouts.values()), given_up=0, moved_back=True)
 
 
@@ -164,23 +163,22 @@ def _replace(
     database: Database, queue: Queue, file: str, leases: Sequence[Lease], who: str, check: Callable[[], None]
 ) -> FellBack:
     inputs = given_up = 0
-    outputs = _outputs(database, queue, file)  # again: what was drained before the locks is known now
+    outputs = _outputs(database, queue, file)  # again: under the locks nothing more is drained
     if not outputs:
         raise _nothing_waits(queue, file)
     hidden = _hidden_by(database, queue)
-    parts = {one: _parts(one, hidden.get((one.transaction, one.number), ()), check) for one in outputs}
+    parts = {one: _parts(one, hidden.get(one.key, ()), check) for one in outputs}
     for one in outputs:
         if not parts[one]:
             with database.read() as work:
-                rows, _ = queries.compactions.made_of(work, (one.transaction, one.number))
+                rows, _ = queries.compactions.made_of(work, one.key)
             raise _nothing_left(file, of_rows=rows == one.entries)
     with database.begin() as work:
         hold(work, *leases)
         for one in outputs:
-            key = (one.transaction, one.number)
             given_up += _count_lost(work, queue, one, parts[one])
-            if queries.compactions.restore(work, queue.number, key) != len(parts[one]):
-                raise _nothing_left(file)  # since they were read, or in part
+            if queries.compactions.restore(work, queue.number, one.key) != len(parts[one]):
+                raise _nothing_left(file)  # some, or all, since they were read
             for part in parts[one]:
                 _note(work, queue, part)
             inputs += len(parts[one])
@@ -193,22 +191,22 @@ def _replace(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """An input, and what of it the reader has drained by its output."""
+    """An input, and what the reader has drained of it through its output."""
 
     segment: Segment
     runs: tuple[list[_Sized], ...] = ()
     left: frozenset[EntryKey] | None = None
-    """Places of the entries that count again; None for all, where nothing of the output is drained."""
+    """Positions of the entries that count again; None for all, if nothing of the output is drained."""
 
 
 def _count_lost(work: Work, queue: Queue, output: Segment, parts: Sequence[_Part]) -> int:
-    """Count the entries of an output that were not drained, and that no input has; at most, where some were dropped."""
-    rows, coalesced = queries.compactions.made_of(work, (output.transaction, output.number))
+    """Count the entries of an output that are not drained and in no input. With coalescing it is an upper bound."""
+    rows, coalesced = queries.compactions.made_of(work, output.key)
     if not output.done:
         return rows
-    done = queries.segments.parts_done(work, queue.number, (output.transaction, output.number))
+    done = queries.segments.parts_done(work, queue.number, output.key)
     left = output.entries - sum(entries for _, entries, _ in done.values())
-    if coalesced:  # which of the rows are among them, the lost file knew alone
+    if coalesced:  # only the lost file says which of the rows are among them
         return min(rows, left)
     places = frozenset[EntryKey]().union(*(part.left or () for part in parts))
     return left - len(places)
@@ -229,7 +227,7 @@ def _hidden_by(database: Database, queue: Queue) -> dict[tuple[int, int], list[S
 
 
 def _parts(output: Segment, inputs: Sequence[Segment], check: Callable[[], None]) -> list[_Part]:
-    """Say what is drained of inputs; where nothing is of their output, none is read."""
+    """Find what is drained of inputs. If nothing of their output is, no file is read."""
     found = []
     for segment in inputs:
         check()
@@ -244,7 +242,7 @@ def _parts(output: Segment, inputs: Sequence[Segment], check: Callable[[], None]
 
 
 def read_sizes(segment: Segment) -> list[_Sized]:
-    """Read the places and sizes of what is left of a segment; values are not kept in memory."""
+    """Read the positions and sizes of a segment's undrained entries."""
     found: list[_Sized] = []
     with contextlib.closing(SegmentReader(segment, first=segment.first, end=segment.end)) as reader:
         while not reader.is_read:
@@ -254,13 +252,13 @@ def read_sizes(segment: Segment) -> list[_Sized]:
 
 
 def _within(rows: list[_Sized], first: EntryKey, last: EntryKey) -> list[_Sized]:
-    # From the beginning of the first key: what it has before was drained earlier, or the first entry stands for it.
+    # From the beginning of the first key: its earlier entries were drained before, or the first entry replaces them.
     beginning: EntryKey = (first[0], first[1], 0)
     return rows[bisect_left(rows, beginning, key=_place) : bisect_right(rows, last, key=_place)]
 
 
 def _note(work: Work, queue: Queue, part: _Part) -> None:
-    key = (part.segment.transaction, part.segment.number)
+    key = part.segment.key
     if part.left is not None and not part.left:
         queries.segments.end_reading(work, queue.number, key)
         return

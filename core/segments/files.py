@@ -1,8 +1,8 @@
-"""The filesystem seam: files that are written once, read, listed by their folder and deleted.
+"""Filesystems: files are written once, read, listed by folder and deleted.
 
-A file of an object store has its final name from the start, and is there once it is closed. A local one is
-written under another name, flushed to the disk and renamed, so that a machine that breaks down leaves no half of it.
-Neither a rename nor a list is relied on for what counts: a store's rows say which files count.
+A file of an object store has its final name from the start, and exists once it is closed. A local file is written under
+another name, flushed to the disk and renamed, so that a crash of the machine leaves no half of it. Rows of the store,
+not names or listings, say which files count.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ NEEDED = (
 _REFUSED = re.compile(
     r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|NO_SUCH_BUCKET|SIGNATURE_DOES_NOT_MATCH)\b"
 )
-"""What an object store says that will say the same again; Arrow has no number for it."""
+"""Errors of an object store that a repetition would meet again. Arrow has no error number for them."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_WAY = (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-"""No path leads there, now or later."""
-_FOLDER = "see that the place is a folder, no file, with all above it, and that the user of this process may use it"
+"""The path is wrong, now and later."""
+_FOLDER = "check that the place and all its parents are folders, and that the user of this process may use them"
 _OBJECT_STORES = 8
-"""Places of one process whose connections are kept."""
+"""Maximum number of places whose connections a process keeps."""
 
 
 def load_pyarrow() -> Any:
@@ -64,21 +64,21 @@ def load_pyarrow() -> Any:
 
 
 def check_base(base: str | None) -> str:
-    """Check the place of all files of a store; returns a URL, or the absolute path of a local folder.
+    """Check the place of a store's files, and return it as a URL or the absolute path of a local folder.
 
-    :raises InvalidArgument: it is none, or may hold a secret.
+    :raises InvalidArgument: there is none, or it may hold a secret.
     """
     if base is None:
         raise InvalidArgument(
             "the store has no place for segments",
-            hint="say where all that write and drain can reach files: segments='s3://bucket/folder', or a shared "
-            "folder, in Store.open or StoreSpec; only a SQLite store has one by itself",
+            hint="in Store.open or StoreSpec, name a place that all writers and drains can reach: "
+            "segments='s3://bucket/folder', or a shared folder; only a SQLite store has one by default",
         )
     return parse_place(base)
 
 
 def joined(base: str, *names: str) -> str:
-    """Name a file, or a folder, below a place."""
+    """Return the URL of a file or folder below a place."""
     if base.startswith("/"):
         return "/".join((base.rstrip("/"), *names))
     parts = urlsplit(base)
@@ -86,7 +86,7 @@ def joined(base: str, *names: str) -> str:
 
 
 def parent_of(url: str) -> str:
-    """Name the folder of a file."""
+    """Return the URL of a file's folder."""
     if url.startswith("/"):
         return url.rpartition("/")[0]
     parts = urlsplit(url)
@@ -94,7 +94,7 @@ def parent_of(url: str) -> str:
 
 
 def checksum(content: Any) -> str:
-    """Compute the checksum of bytes: algorithm and digest."""
+    """Return the checksum of bytes: algorithm and digest."""
     return f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}"
 
 
@@ -110,16 +110,16 @@ class Written:
         self.bytes = 0
 
     def close(self) -> None:
-        """End the file. A local one is on the disk then."""
+        """Close the file. A local file is flushed to the disk."""
         self._stream.flush()
         if isinstance(self._stream, io.BufferedWriter):
             os.fsync(self._stream.fileno())
         self._stream.close()
 
     def abandon(self) -> None:
-        """Close the stream, and drop what follows: an unfinished Parquet file writes its end when it is freed."""
+        """Close the stream, and ignore later writes: a Parquet writer writes its footer when it is freed."""
         self._is_abandoned = True
-        with contextlib.suppress(OSError):  # a full disk refuses what is buffered once more
+        with contextlib.suppress(OSError):  # a full disk refuses the buffered bytes again
             self._stream.close()
 
     def write(self, content: Any) -> int:
@@ -133,21 +133,21 @@ class Written:
         return len(block)
 
     def flush(self) -> None:
-        """Nothing: the end flushes."""
+        """Do nothing: closing flushes."""
 
     def tell(self) -> int:
-        """Tell the bytes so far."""
+        """Return the number of bytes so far."""
         return self.bytes
 
     def end_section(self) -> str:
-        """Return the checksum of what was written since the last call."""
+        """Return the checksum of the bytes since the last call."""
         found, self._hash = f"xxh3_128:{self._hash.hexdigest()}", xxhash.xxh3_128()
         return found
 
 
 @contextlib.contextmanager
 def create(url: str) -> Iterator[Written]:
-    """Write a file: at the end of the block it is complete, and on the disk. An error leaves nothing of it.
+    """Write a file: after the block it is complete, and on the disk. An error leaves nothing of it.
 
     :raises SegmentRefused: this process may not write it.
     :raises SegmentUnavailable: it cannot be written now.
@@ -181,7 +181,7 @@ def _object_stream(url: str) -> Any:
 
 
 def _publish(path: Path) -> None:
-    """Give a complete local file its name, and see that the name is on the disk."""
+    """Give a complete local file its name, and flush the name to the disk."""
     _temporary(path).rename(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -191,7 +191,7 @@ def _publish(path: Path) -> None:
 
 
 def _delete_quietly(url: str) -> None:
-    """Delete what an error has left; the error itself is reported. Clean-up tries once more."""
+    """Delete a file if possible. Clean-up tries again."""
     with contextlib.suppress(ExportQueueError, OSError):
         if url.startswith("/"):
             _temporary(Path(url)).unlink(missing_ok=True)
@@ -199,7 +199,7 @@ def _delete_quietly(url: str) -> None:
 
 
 def delete_files(urls: Iterable[str]) -> None:
-    """Delete files that nothing refers to; those that cannot be deleted now are left to clean-up."""
+    """Delete files that nothing refers to. Clean-up deletes those that cannot be deleted now."""
     for url in urls:
         _delete_quietly(url)
 
@@ -207,15 +207,15 @@ def delete_files(urls: Iterable[str]) -> None:
 def open_file(url: str, *, size: int) -> Any:
     """Open a file for reading.
 
-    :param size: the bytes that it was written with.
-    :raises SegmentLost: it is not there, or has another size.
+    :param size: the expected size in bytes.
+    :raises SegmentLost: it does not exist, or has another size.
     :raises SegmentRefused: this process may not read it.
     :raises SegmentUnavailable: it cannot be read now.
     """
     with translated(url):
         filesystem, path = _filesystem(url)
         try:
-            if url.startswith("/") and not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe would be waited for
+            if url.startswith("/") and not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe would block
                 raise SegmentLost(f"file {url}: expected {size} bytes, found something that is not a regular file")
             source = filesystem.open_input_file(path)
         except OSError as error:
@@ -229,7 +229,7 @@ def open_file(url: str, *, size: int) -> Any:
 
 
 def list_files(folder: str) -> list[str]:
-    """List the files of a folder; none where there is no folder."""
+    """List the files of a folder, or none if the folder does not exist."""
     pyarrow = load_pyarrow()
     with translated(folder):
         filesystem, path = _filesystem(folder)
@@ -238,17 +238,17 @@ def list_files(folder: str) -> list[str]:
 
 
 def delete_file(url: str) -> None:
-    """Delete a file; one that is not there is passed over."""
+    """Delete a file if it exists."""
     with translated(url), contextlib.suppress(FileNotFoundError):
         filesystem, path = _filesystem(url)
         filesystem.delete_file(path)
 
 
 def delete_folder(folder: str) -> None:
-    """Delete a folder that nobody needs any more; one that is not there is passed over.
+    """Delete a folder if it exists.
 
-    In an object store it is an empty object, which Arrow leaves where it has deleted the last file, and goes with
-    all that has come meanwhile; a local one stays if something has come.
+    In an object store it is the empty object that Arrow leaves after it has deleted the last file. It is deleted with
+    any new files. A local folder with new files stays.
     """
     if folder.startswith("/"):
         with contextlib.suppress(OSError):
@@ -270,9 +270,9 @@ def _filesystem(url: str) -> tuple[fs.FileSystem, str]:
 
 @functools.lru_cache(maxsize=_OBJECT_STORES)
 def _object_store(place: str, process: int) -> fs.FileSystem:
-    """Connect to an object store, once: a client has connections, and may have asked for the bucket's region.
+    """Connect to an object store, once for each process: a client holds connections, and knows the bucket's region.
 
-    :param process: the process, which may be a copy of one that has connections of its own.
+    :param process: its id, since a fork must not use its parent's connections.
     """
     found: fs.FileSystem = load_pyarrow().fs.FileSystem.from_uri(place)[0]
     return found
@@ -280,7 +280,7 @@ def _object_store(place: str, process: int) -> fs.FileSystem:
 
 @contextlib.contextmanager
 def _created(url: str) -> Iterator[None]:
-    """Turn errors of a filesystem into this library's, where a file is made: one that is not there is not lost."""
+    """Translate errors of creating a file: if it does not exist, it is not lost."""
     with translated(url):
         try:
             yield
@@ -292,15 +292,15 @@ def _created(url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Turn errors of a filesystem into this library's."""
+    """Translate the errors of a filesystem."""
     try:
         yield
     except FileNotFoundError as error:
-        raise SegmentLost(f"file {url}: it is not there any more") from error
+        raise SegmentLost(f"file {url}: it no longer exists") from error
     except OSError as error:
         never = isinstance(error, PermissionError) or error.errno in (errno.EROFS, *_NO_WAY)
         if never or _REFUSED.search(str(error)):
             hint = _FOLDER if url.startswith("/") else None
             raise SegmentRefused(f"file {url}: {text_of(error)}", hint=hint) from error
-        hint = "make room there, then run the same again" if error.errno in _FULL else None
+        hint = "make room there, then try again" if error.errno in _FULL else None
         raise SegmentUnavailable(f"file {url}: {text_of(error)}", hint=hint) from error

@@ -17,20 +17,19 @@ class ListedSegment:
     """A segment of a reader."""
 
     segment: str
-    """Its transaction and number: the name that locks use for it."""
+    """Transaction and number: its name in locks."""
     range: Range
     state: SegmentState
     """``visible``: pending. ``hidden``: replaced by another segment. ``retired``: a replacement that is drained."""
     entries: int
     left: int
-    """Entries that the reader has not drained. 0 for a hidden segment, since another one has replaced it."""
+    """Entries that the reader has not drained; 0 for a hidden segment."""
     bytes: int
     hidden_by: str | None
     """The segment that has replaced it, or the transaction that has moved it into another layout."""
     file: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return asdict(self) | {"range": self.range.to_json()}
 
 

@@ -1,15 +1,16 @@
-"""Who reads what a compaction merges, and writes it: this process, or others that are told by plain values."""
+"""Merging the sources of units into one file: in this process, or in others that receive plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from export_queue.core.queue import LATEST, Queue
+from typing_extensions import override
+
+from export_queue.core.queue import LATEST, Position, Queue
 from export_queue.core.segments.candidates import UnitPlan
-from export_queue.core.segments.gathering import merged, read_files, read_rows, without_earlier
-from export_queue.core.segments.merged_unit import MergedUnit
+from export_queue.core.segments.gathering import merged, read_files, read_rows, table_of, without_earlier
 from export_queue.core.segments.model import FileReport
 from export_queue.core.segments.writing import write_merged
 from export_queue.core.store import Database
@@ -19,18 +20,36 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@dataclass(slots=True)
+class ReplacedUnit:
+    """What a replacement has read of one unit."""
+
+    plan: UnitPlan
+    read: int = 0
+    """Entries of its segments that were not drained, and rows."""
+    written: int = 0
+    rows: int = 0
+    first_row: Position | None = None
+    last_row: Position | None = None
+    """All visible rows between these positions were read."""
+    lowest_seq: int = 0
+    coalesced: int = 0
+    """Entries that a later one of their key replaces."""
+
+
 @dataclass(frozen=True, slots=True)
 class Merged:
     """What was merged of some units; nothing of it counts before its publication."""
 
-    units: tuple[MergedUnit, ...]
+    units: tuple[ReplacedUnit, ...]
     files: tuple[FileReport, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """All that merging needs beside the store and the units; it may travel to another process.
+    """What merging needs besides the store and the units; it may travel to another process.
 
+    :param queue: the queue in the layout of what is read.
     :param settled: decides which rows are read.
     :param base: URL of the folder of all segments.
     :param transaction: id of the long transaction in whose folder files are written.
@@ -43,40 +62,53 @@ class Merge:
     transaction: int
 
     def run(self, database: Database, plans: Sequence[UnitPlan], check: Callable[[], None]) -> Merged:
-        """Merge some units into one file; to be called again for the same units is harmless: it writes another file.
+        """Merge some units into one file. Repeating it for the same units is harmless: it writes another file.
 
         :param plans: units, ascending.
-        :param check: raises where it is no use to go on.
+        :param check: raises if the work is no longer needed.
         :raises SegmentLost: a file is missing or damaged.
         :raises SegmentUnavailable: a filesystem does not answer.
         """
-        units: list[MergedUnit] = []
-        files = write_merged(
-            self._tables(database, plans, units, check),
-            base=self.base,
-            store_id=self.store_id,
-            transaction=self.transaction,
-            name="compaction",
-        )
+        units: list[ReplacedUnit] = []
+        files = self.write(self._tables(database, plans, units, check), "compaction")
         return Merged(tuple(units), tuple(files))
 
+    def write(self, batches: Iterable[tuple[int, int, pa.RecordBatch]], name: str) -> list[FileReport]:
+        """Write a file; see :func:`write_merged`."""
+        return write_merged(batches, base=self.base, store_id=self.store_id, transaction=self.transaction, name=name)
+
     def _tables(
-        self, database: Database, plans: Sequence[UnitPlan], units: list[MergedUnit], check: Callable[[], None]
+        self, database: Database, plans: Sequence[UnitPlan], units: list[ReplacedUnit], check: Callable[[], None]
     ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """Yield the entries of each unit; what they were made of is appended to ``units``."""
+        """Yield the entries of each unit, and append what they were made of to ``units``."""
+        import pyarrow.compute as pc
+
         size = self.queue.buckets_per_range
         tables = read_files((segment for plan in plans for segment in plan.segments), check=check)
         for plan in plans:
             sources = list(tables[plan.unit.first])
-            stored = read_rows(database, self.queue, self.settled, plan.unit) if plan.rows else None
+            chunks = list(read_rows(database, self.queue, self.settled, plan.unit)) if plan.row_entries else []
             check()
-            if stored is not None:
-                sources.append(stored.table)
+            if chunks:
+                sources.append(table_of(chunks))
             found = merged(sources)
             table = without_earlier(found, ("bucket", "key")) if self.queue.coalesce == LATEST else found
-            units.append(MergedUnit.of(plan, sum(source.num_rows for source in sources), stored, found, table))
+            # A drain with an older snapshot must see the segment: it counts as no younger than all that it replaces.
+            lowest = [pc.min(found["seq"]).as_py() or 0, *(one.lowest_seq for one in plan.segments)]
+            units.append(
+                ReplacedUnit(
+                    plan,
+                    read=sum(source.num_rows for source in sources),
+                    written=table.num_rows,
+                    rows=sum(map(len, chunks)),
+                    first_row=chunks[0].position(0) if chunks else None,
+                    last_row=chunks[-1].position(len(chunks[-1]) - 1) if chunks else None,
+                    lowest_seq=min(lowest),
+                    coalesced=found.num_rows - table.num_rows,
+                )
+            )
             for batch in table.to_batches():
-                yield plan.unit.first // size * size, plan.unit.first // size * size + size, batch
+                yield plan.unit.first, plan.unit.first + size, batch
 
 
 class Merger(Protocol):
@@ -84,31 +116,31 @@ class Merger(Protocol):
 
     @property
     def shares(self) -> int:
-        """How many shares are worked on at once; each is as large as what one process merges."""
+        """How many shares are merged at once; each is as large as what one process merges."""
 
     def merge(
         self, merge: Merge, shares: Sequence[Sequence[UnitPlan]], *, check: Callable[[], None]
     ) -> Sequence[Merged]:
-        """Merge; what comes back is all units of all shares, each once.
+        """Merge, and return all units of all shares, each once, in any order.
 
-        :param shares: units, ascending; sometimes a few more shares than are worked on at once.
-        :param check: to be called again and again; raises where it is no use to go on.
+        :param shares: units, ascending; sometimes a few more shares than are merged at once.
+        :param check: to call often; raises if the work is no longer needed.
         """
 
 
 @dataclass(frozen=True, slots=True)
-class LocalMerger:
+class LocalMerger(Merger):
     """Merges in this process."""
 
     database: Database
 
     @property
+    @override
     def shares(self) -> int:
-        """One after the other."""
         return 1
 
+    @override
     def merge(
         self, merge: Merge, shares: Sequence[Sequence[UnitPlan]], *, check: Callable[[], None]
     ) -> Sequence[Merged]:
-        """Merge one share after the other."""
         return [merge.run(self.database, plans, check) for plans in shares]

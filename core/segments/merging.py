@@ -1,9 +1,9 @@
 """Rows and segments of one unit as one sequence of chunks, in the order of bucket, key and seq.
 
-Each source gives its entries in order, some at a time. What lies up to the least of the last places that the
-sources have come to is complete, and may be handed out. In memory are, beside one chunk, a batch of each
-source: some thousand entries of a segment, and of the rows what is read at once. Where these are too many bytes, the
-sources whose next entries come last are set aside, and read again when they are needed.
+Each source yields its entries in order, a batch at a time. Let P be the lowest of the last positions that the sources
+have reached: the entries up to P are complete, and may be handed out. Memory holds a chunk and a batch of each source:
+a few thousand entries of a segment, and one read of the rows. If these batches are too large, the sources whose next
+entries come last are set aside, and read again when they are needed.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from export_queue.core.transactions import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of a segment's entries that are in one chunk: all from the first to the last."""
+    """The entries of one segment in one chunk, from the first to the last."""
 
     segment: Segment
     previous: EntryKey | None
-    """The entry before it, where an earlier chunk of the same reader has it."""
+    """The entry before the first, if an earlier chunk of the same reader had it."""
     first: EntryKey
     last: EntryKey
     rows: Sequence[Row] = ()
-    """All that it has, until they are noted as drained."""
+    """Its entries, until they are recorded as drained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Entries, and where they come from."""
+    """Entries and their sources."""
 
     entries: Entries
     rows: int
@@ -45,27 +45,26 @@ class Chunk:
 
 
 _ROWS = -1
-"""Stands for the rows among the sources."""
+"""The rows' number among the sources."""
 _ALL_ROWS = 1 << 17
-"""Entries that all open segments together have in memory, unless they are very many."""
+"""Entries that all open segments together hold in memory, unless there are very many segments."""
 _LEAST_ROWS = 256
 _HELD_BYTES = 32 << 20
-"""About the most bytes of keys and values that all open segments together have in memory."""
+"""Approximate maximum of keys and values that all open segments together hold in memory."""
 
 
 class UnitReader:
-    """Chunks of the entries in one range of buckets that a snapshot sees.
+    """Reads the entries in one range of buckets that a snapshot sees, in chunks.
 
-    :param queue: the queue.
-    :param snapshot: decides which rows are read; it has chosen the segments.
+    :param snapshot: decides which rows are read.
     :param within: the buckets.
-    :param segments: those that wait there.
-    :param after: where to begin: behind this place; None for the beginning of the buckets.
-    :param until: where to end: at this place; None for the end of the buckets.
-    :param rows: most entries of a chunk; some more where whole keys are asked for.
-    :param size: about how many bytes of keys and values a chunk has at most.
-    :param whole_keys: whether all entries of a key belong into one chunk.
-    :param has_rows: whether rows are read beside the segments.
+    :param segments: the pending segments that the snapshot sees there.
+    :param after: the position after which to begin; None for the beginning of the buckets.
+    :param until: the last position; None for the end of the buckets.
+    :param rows: maximum number of entries of a chunk; with whole keys there may be some more.
+    :param size: approximate maximum of a chunk's keys and values in bytes.
+    :param whole_keys: whether all entries of a key must be in one chunk.
+    :param has_rows: whether to read rows next to the segments.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class UnitReader:
             )
         self._until: EntryKey | None = None if until is None else (until.bucket, until.key, until.seq)
         self._handed_out: dict[int, EntryKey] = {}
-        """By source, the place of the last entry that a chunk had."""
+        """By source: the position of the last entry in a chunk."""
         self._stored: list[Row] = []
         self._stored_at = after
         self._stored_is_read = not has_rows
@@ -105,9 +104,7 @@ class UnitReader:
         self._pending_bytes = 0
 
     def read(self, work: Reading) -> Chunk:
-        """Return the next chunk; it is empty at the end, and known to be the last one where that is known.
-
-        An error loses nothing: the next call goes on.
+        """Return the next chunk, which is empty at the end. An error loses nothing: the next call continues.
 
         :raises SegmentLost: a file is missing or damaged.
         """
@@ -116,19 +113,18 @@ class UnitReader:
         return self._hand_out(self._cut())
 
     def end_drained(self, waiting: Sequence[Segment]) -> bool:
-        """Read no more of the segments that are drained by now; tell whether there are any.
+        """Skip the segments that are drained by now; return whether there are any.
 
-        :param waiting: those that are not.
+        :param waiting: the segments that are still pending.
         """
-        left = {(one.transaction, one.number) for one in waiting}
+        left = {one.key for one in waiting}
         sources = [one for one in self._sources if not one.is_read]
-        over = [one for one in sources if (one.segment.transaction, one.segment.number) not in left]
+        over = [one for one in sources if one.segment.key not in left]
         for source in over:
             source.end()
         return bool(over)
 
     def close(self) -> None:
-        """Close the files."""
         for source in self._sources:
             source.close()
 
@@ -142,14 +138,14 @@ class UnitReader:
         return not self._whole_keys or self._last_key_begins() > 0
 
     def _last_key_begins(self) -> int:
-        """Count the entries before those of the last key, of which more may come."""
+        """Count the entries before those of the last key, which may have more."""
         at = len(self._pending)
         while at and self._pending[at - 1][:2] == self._pending[-1][:2]:
             at -= 1
         return at
 
     def _gather(self, work: Reading) -> None:
-        """Read a batch of each source that has none, and take what is complete."""
+        """Read a batch of each source that has none, and take the complete entries."""
         if not self._stored and not self._stored_is_read:
             self._read_stored(work)
         before = self._fill()
@@ -177,7 +173,7 @@ class UnitReader:
     def _fill(self) -> EntryKey | None:
         """Read a batch of each source that has none, within bounded memory.
 
-        :returns: the place of the first entry that is not in memory, if it does not fit; it is not the next one.
+        :returns: the position of the first entry that did not fit into memory, if any; it is not the next one.
         """
         held = sum(one.bytes for one in self._sources)
         for source in self._sources:
@@ -196,7 +192,7 @@ class UnitReader:
         return _ahead_of(aside[-1]) if aside else None
 
     def _set_aside(self) -> float:
-        """Set the sources aside whose next entries come last, until the others have half of the memory."""
+        """Set aside the sources whose next entries come last, until the others use half of the memory."""
         filled = sorted((one for one in self._sources if one.rows), key=lambda one: place_of(one.rows[0]))
         held = sum(one.bytes for one in filled)
         while len(filled) > 1 and held > _HELD_BYTES / 2:
@@ -205,7 +201,7 @@ class UnitReader:
         return held
 
     def _end(self) -> None:
-        """Read no more: what follows lies behind the end."""
+        """Skip the rest, which lies after the end."""
         self._stored, self._stored_is_read = [], True
         for source in self._sources:
             source.end()
@@ -226,24 +222,24 @@ class UnitReader:
         self._stored_is_read = found.is_last or not found
 
     def _cut(self) -> int:
-        """Count the pending entries that fit into a chunk: one at least, and never a part of what belongs together."""
+        """Count the pending entries that fit into a chunk: at least one, and never a part of what belongs together."""
         whole = self._whole_keys
         usable = self._last_key_begins() if whole and not self._is_read else len(self._pending)
         end = min(self._limit, usable)
-        if self._pending_bytes > self._size:  # as a rule all fit; no need to look at each
+        if self._pending_bytes > self._size:  # normally all fit
             end = self._fitting(end)
         if whole and 0 < end < usable:
             at = end
             while at and self._pending[at - 1][:2] == self._pending[end][:2]:
                 at -= 1
-            end = at or end  # a key that is too large is a chunk of its own
+            end = at or end  # a key that is too large becomes its own chunk
         length = 2 if whole else 3
         while 0 < end < usable and self._pending[end][:length] == self._pending[end - 1][:length]:
             end += 1
         return end
 
     def _fitting(self, most: int) -> int:
-        """Count the first pending entries whose keys and values fit; at least one."""
+        """Count the first pending entries that fit, at least one."""
         total = 0
         for i, row in enumerate(self._pending[:most]):
             total += _bytes_of(row)
@@ -255,7 +251,7 @@ class UnitReader:
         everything, self._pending = self._pending[:end], self._pending[end:]
         self._pending_bytes = bytes_of_all(self._pending)
         by_source = self._take_up_to(place_of(everything[-1])) if everything else {}
-        # In the order of the segments, so that two tasks that note runs of the same ones cannot deadlock.
+        # In the order of the segments, so that two tasks that record runs of the same segments cannot deadlock.
         runs = tuple(self._run(source, by_source[source]) for source in sorted(by_source) if source != _ROWS)
         for source, rows in by_source.items():
             self._handed_out[source] = place_of(rows[-1])
@@ -270,7 +266,7 @@ class UnitReader:
         return Chunk(entries, len(by_source.get(_ROWS, ())), runs)
 
     def _take_up_to(self, last: EntryKey) -> dict[int, list[Row]]:
-        """Take by source what a chunk has that ends at a place; sources that have nothing in it are left out."""
+        """Take the entries up to a position, by source; sources without such entries are left out."""
         taken = {}
         for source, rows in list(self._pending_of.items()):
             end = bisect_right(rows, last, key=place_of)
@@ -298,16 +294,16 @@ def _ahead_of(source: SegmentReader) -> EntryKey:
 
 
 def _last_at_each_place(rows: list[Row]) -> list[Row]:
-    """Leave one entry at each place: a retried dead letter may be there once more, in files that have fallen back."""
+    """Keep one entry at each position: a retried dead letter may also be in files that have fallen back."""
     keys = list(map(itemgetter(1), rows))
-    if not any(map(eq, keys, islice(keys, 1, None))):  # as a rule; no place need be made
+    if not any(map(eq, keys, islice(keys, 1, None))):  # the normal case, which is fast
         return rows
     last = [row for row, after in pairwise(rows) if row[1] != after[1] or row[:3] != after[:3]]
     return [*last, *rows[-1:]]
 
 
 def bytes_of_all(rows: Sequence[Row]) -> int:
-    """Sum up the bytes of keys and values."""
+    """Return the size of keys and values."""
     return sum(map(len, map(itemgetter(1), rows))) + sum(map(len, filter(None, map(itemgetter(3), rows))))
 
 

@@ -1,9 +1,10 @@
-"""Segments: entries of long transactions that wait in files instead of rows; values without I/O."""
+"""Segments and files as plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from export_queue.core.queue import Queue, Range
@@ -17,40 +18,55 @@ class Slice:
     first: int
     """First bucket of the unit."""
     end: int
-    """End of the unit; buckets that the queue does not have are empty."""
+    """End of the unit. It may lie after the last bucket of the queue."""
     row_group_first: int
     row_group_end: int
     entries: int
     bytes: int
     """Of keys and values."""
-    largest_value: int = 0
+    largest_value: int
     """Bytes of the largest value."""
+    lowest_seq: int
+    highest_seq: int
+
+    def __add__(self, other: Slice) -> Slice:
+        """Join the row groups that follow."""
+        return replace(
+            self,
+            row_group_end=other.row_group_end,
+            entries=self.entries + other.entries,
+            bytes=self.bytes + other.bytes,
+            largest_value=max(self.largest_value, other.largest_value),
+            lowest_seq=min(self.lowest_seq, other.lowest_seq),
+            highest_seq=max(self.highest_seq, other.highest_seq),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """A file that was written, as its writer reports it; a small value that travels between processes."""
+    """A file as its writer reports it: a small value that travels between processes."""
 
     file: str
-    """Its URL, or its absolute path."""
+    """URL or absolute path."""
     bytes: int
     footer_bytes: int
-    """Size of the footer, which is the end of the file."""
+    """Size of the footer at the end of the file."""
     checksum: str
-    """Of the footer, which has the checksums of all else."""
+    """Of the footer, which has the checksums of everything else."""
     slices: tuple[Slice, ...]
 
     @property
     def entries(self) -> int:
-        """Entries in the file."""
         return sum(part.entries for part in self.slices)
 
-    def columns(self, part: Slice, queue: Queue, *, seqs: tuple[int, int], add_order: int = 0) -> dict[str, Any]:
-        """Make the columns of the segment that one slice is, without its own transaction and number.
+    def columns(
+        self, part: Slice, queue: Queue, *, lowest_seq: int | None = None, add_order: int = 0
+    ) -> dict[str, Any]:
+        """Return the columns of the segment that one slice is, without its own transaction and number.
 
-        :param queue: the queue, in the layout of the file.
-        :param seqs: the lowest and the highest sequence.
-        :param add_order: its place among all that one transaction adds; 0 for what was committed before.
+        :param queue: the queue in the layout of the file.
+        :param lowest_seq: a lower sequence that the segment stands for.
+        :param add_order: position among everything that one transaction adds; 0 for what was committed before.
         """
         return {
             "queue_number": queue.number,
@@ -65,8 +81,8 @@ class FileReport:
             "row_group_end": part.row_group_end,
             "entries": part.entries,
             "bytes": part.bytes,
-            "lowest_seq": seqs[0],
-            "highest_seq": seqs[1],
+            "lowest_seq": part.lowest_seq if lowest_seq is None else min(lowest_seq, part.lowest_seq),
+            "highest_seq": part.highest_seq,
             "add_order": add_order,
             "largest_value": part.largest_value,
         }
@@ -74,14 +90,14 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The slice of one file that lies in one unit of its queue, as the store knows it."""
+    """The slice of one file that lies in one unit of its queue, as the catalogue has it."""
 
     transaction: int
     """The long transaction that wrote it."""
     number: int
-    """Its number among those of the transaction."""
+    """Its number within the transaction."""
     queue_number: int
-    """Of the queue that was added to."""
+    """The queue that it was added to."""
     layout: int
     first: int
     end: int
@@ -104,8 +120,12 @@ class Segment:
 
     @property
     def range(self) -> Range:
-        """The buckets in which its entries are."""
         return Range(self.first, self.end, self.layout)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Transaction and number."""
+        return self.transaction, self.number
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], done: tuple[tuple[EntryKey, EntryKey], ...] = ()) -> Segment:
@@ -118,3 +138,11 @@ class Segment:
             done=done,
             **columns,
         )
+
+
+def by_file(segments: Iterable[Segment]) -> list[list[Segment]]:
+    """Group segments by their file; those of one file by their units."""
+    found: defaultdict[str, list[Segment]] = defaultdict(list)
+    for segment in sorted(segments, key=lambda one: one.first):
+        found[segment.file].append(segment)
+    return list(found.values())

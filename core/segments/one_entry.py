@@ -1,11 +1,11 @@
-"""One entry for each key of a long transaction: what it has added more than once goes before its commit (I9).
+"""One entry for each key of a long transaction: before its commit only the latest one is kept (I9).
 
-Everything that a transaction adds has an order: rows that of their flush, files that of their staging. Where a unit has
-files of several stagings, or the queue has staged rows too, the keys are compared, and of each key the entry with the
-highest order stays. Rows that lose are deleted. A segment that loses entries is written again without them; nobody else
-sees a staged segment. So no reader ever meets two entries of one transaction and key.
+Everything that a transaction adds has an order: rows that of their flush, files that of their staging. If a unit has
+files of several stagings, or the queue has staged rows too, the keys are compared, and the entry with the highest order
+is kept. Other rows are deleted. A segment that loses entries is written again without them, which nobody notices, since
+it is only staged. So no reader ever meets two entries of one transaction and key.
 
-The commit refuses a transaction in which something was staged since the last comparison, and it is compared again.
+The commit refuses a transaction in which something was staged since the last comparison; then it is compared again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from export_queue.core.queue import Queue, queue_of
 from export_queue.core.retry import Retry
 from export_queue.core.segments.files import load_pyarrow, parent_of
-from export_queue.core.segments.model import Segment
+from export_queue.core.segments.model import Segment, by_file
 from export_queue.core.segments.reading import row_group_tables
+from export_queue.core.segments.verified_file import COLUMNS
 from export_queue.core.segments.writing import write_merged
 from export_queue.core.store import Database, identity_of, queries
 from export_queue.core.transactions import BEFORE_COMMIT, KnownKeys, OpenTransaction
@@ -29,20 +30,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ENTRIES_AT_ONCE = 1 << 20
-"""About how many entries are compared at once: what is in memory of each is its key."""
+"""Approximate number of entries to compare at once. Their keys are in memory."""
 MOST_HASHES = 1 << 24
-"""Of so many keys, at eight bytes each, a process keeps the hashes."""
+"""Maximum number of keys whose hashes a process keeps, eight bytes each."""
 _TRIES = Retry(attempts=5, seconds=60, first_pause=0.2, longest_pause=5.0)
 _ROWS = -1
-"""Stands for the staged rows among the sources."""
-_ALL = ("bucket", "key", "seq", "value")
+"""The staged rows' number among the sources."""
 
 
 def leave_one_entry(database: Database, transaction: int, known: KnownKeys = (), seconds: float | None = None) -> None:
-    """Remove all entries of a long transaction but the latest of each key; calling it again is harmless.
+    """Remove all entries of a long transaction but the latest of each key. Repeating it is harmless.
 
-    :param known: the keys that this process has staged in files; where they cover all files, none is read back.
-    :param seconds: how long each answer of the store is waited for; an hour.
+    :param known: hashes of the keys that this process has staged. If they cover all files, no file is read back.
+    :param seconds: how long to wait for each answer of the store; an hour by default.
     :raises InvalidArgument: keys must be compared, and pyarrow is not installed.
     :raises SegmentLost: a file is missing or damaged.
     :raises SegmentRefused: this process may not read the files.
@@ -60,10 +60,7 @@ BEFORE_COMMIT.append(leave_one_entry)
 
 
 def remember_keys(opened: OpenTransaction, files: Iterable[str], hashes: Sequence[int]) -> None:
-    """Keep the hashes of keys that this process has staged in files: where none repeats, no file is read back.
-
-    :param hashes: of all keys in the files, as :func:`hashes_of` computes them.
-    """
+    """Remember the hashes of all keys that this process has staged in files."""
     import pyarrow as pa
 
     known = sum(len(found) for _, found in opened.known_keys)
@@ -72,7 +69,7 @@ def remember_keys(opened: OpenTransaction, files: Iterable[str], hashes: Sequenc
 
 
 def _are_unique(segments: Sequence[Segment], known: KnownKeys) -> bool:
-    """Return whether this process knows by their hashes that all keys in some segments differ."""
+    """Return whether all keys in some segments are known to differ, by their hashes."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -81,7 +78,7 @@ def _are_unique(segments: Sequence[Segment], known: KnownKeys) -> bool:
     if files != frozenset().union(*(of_call for of_call, _ in found)):
         return False
     hashes = pa.concat_arrays([hashes for _, hashes in found])
-    # Counted class by class: one large table of hashes would not fit into the caches, and takes three times as long.
+    # Counted class by class: one large hash table does not fit into the caches, and takes three times as long.
     classes = pc.bit_wise_and(hashes, 63).cast(pa.int8())
     order = pc.sort_indices(classes)
     ends = pc.run_end_encode(classes.take(order)).run_ends.to_pylist()
@@ -93,7 +90,7 @@ def _compare(database: Database, transaction: int, known: KnownKeys, seconds: fl
     with database.begin(seconds=seconds) as work:
         stagings = queries.staged_twice.hold_stagings(work, transaction)
         if stagings is None:
-            return  # the commit says so
+            return  # the transaction has ended, which the commit reports
         segments = [Segment.from_row(row) for row in queries.staged_twice.staged_segments(work, transaction)]
         rows = queries.staged_twice.count_rows(work, transaction)
         folder = queries.segments.folder_of(work, transaction) or ""
@@ -106,7 +103,7 @@ def _compare(database: Database, transaction: int, known: KnownKeys, seconds: fl
         with database.read(seconds=seconds) as work:
             queue_id = queries.staged_twice.queue_id(work, number)
             queue = None if queue_id is None else queue_of(work, queue_id, transaction)
-        # The commit refuses files of a queue that was removed, and of a layout that was closed.
+        # The commit refuses files of a removed queue and of a closed layout.
         if queue is not None and queue.layout == found[0].layout:
             base = parent_of(parent_of(folder))
             _Comparison(database, transaction, queue, base, rows.get(number, 0), seconds).run(found)
@@ -120,7 +117,7 @@ class _Comparison:
 
     :param queue: the queue in the layout in which the transaction adds.
     :param base: the place of all segments.
-    :param rows: how many rows are staged for the queue.
+    :param rows: number of rows that are staged for the queue.
     """
 
     database: Database
@@ -129,13 +126,13 @@ class _Comparison:
     base: str
     rows: int
     seconds: float | None = None
-    """How long each answer of the store is waited for."""
+    """How long to wait for each answer of the store."""
     _losers: dict[int, list[pa.Array]] = field(default_factory=dict)
-    """By the number of a segment, its keys that do not count."""
+    """By the number of a segment: the keys that it loses."""
     _lost_rows: list[queries.staged_twice.Row] = field(default_factory=list)
 
     def run(self, segments: Sequence[Segment]) -> None:
-        """Compare interval by interval, and replace what does not count at the ends of units."""
+        """Compare interval by interval, and replace segments at the ends of units."""
         for first, end, found in self._intervals(segments):
             self._compare(first, end, found)
             if end == max(one.end for one in found):
@@ -170,8 +167,7 @@ class _Comparison:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        orders = {one.number: one.add_order for one in segments}
-        tables = [self._labelled(one, first, end, orders) for one in _by_file(segments)]
+        tables = [self._labelled(one, first, end) for one in by_file(segments)]
         rows: list[queries.staged_twice.Row] = []
         if self.rows:
             bounds = {"first": first, "end": end, "buckets": self.queue.buckets}
@@ -198,28 +194,36 @@ class _Comparison:
                 keys = lost.filter(pc.equal(lost["source"], number))["key"]
                 self._losers.setdefault(number, []).append(keys.combine_chunks())
 
-    def _labelled(self, segments: Sequence[Segment], first: int, end: int, orders: dict[int, int]) -> pa.Table:
-        """Read the keys of slices of one file, with the number and the order of their segments."""
+    def _labelled(self, segments: Sequence[Segment], first: int, end: int) -> pa.Table:
+        """Read the keys of some segments in one file, with the number and order of their segment."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found = [pa.table({"key": pa.array([], pa.binary()), "source": _ints([]), "order": pa.array([], pa.int64())})]
+        found = [
+            pa.table(
+                {
+                    "key": pa.array([], pa.binary()),
+                    "source": pa.array([], pa.int32()),
+                    "order": pa.array([], pa.int64()),
+                }
+            )
+        ]
         for segment, table in row_group_tables(segments, ("bucket", "key"), first=first, end=end):
             bucket = table["bucket"]
             keys = table.filter(pc.and_(pc.greater_equal(bucket, first), pc.less(bucket, end)))["key"]
             columns = {
                 "key": keys,
                 "source": pa.repeat(pa.scalar(segment.number, pa.int32()), len(keys)),
-                "order": pa.repeat(pa.scalar(orders[segment.number], pa.int64()), len(keys)),
+                "order": pa.repeat(pa.scalar(segment.add_order, pa.int64()), len(keys)),
             }
             found.append(pa.table(columns))
         return pa.concat_tables(found)
 
     def _replace(self, segments: Sequence[Segment]) -> None:
-        """Write segments again without the entries that do not count, and let these stand for them."""
+        """Write the segments that lose entries again without them."""
         losing = [one for one in segments if one.number in self._losers]
         rows: list[dict[str, Any]] = []
-        for of_file in _by_file(losing):
+        for of_file in by_file(losing):
             reports = write_merged(
                 self._left_of(of_file),
                 base=self.base,
@@ -228,9 +232,8 @@ class _Comparison:
                 name="batch",
             )
             orders = {one.first: one.add_order for one in of_file}
-            seqs = (self.transaction, self.transaction)
             rows += [
-                report.columns(part, self.queue, seqs=seqs, add_order=orders[part.first])
+                report.columns(part, self.queue, add_order=orders[part.first])
                 for report in reports
                 for part in report.slices
             ]
@@ -244,27 +247,12 @@ class _Comparison:
         self._losers, self._lost_rows = {}, []
 
     def _left_of(self, segments: Sequence[Segment]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """Read slices of one file without the entries that do not count."""
+        """Read some segments in one file without the entries that they lose."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        bounds = {"first": segments[0].first, "end": segments[-1].end}
         lost = {one.number: pa.concat_arrays(self._losers[one.number]) for one in segments}
-        for segment, table in row_group_tables(segments, _ALL, **bounds):
+        for segment, table in row_group_tables(segments, COLUMNS):
             kept = table.filter(pc.invert(pc.is_in(table["key"], lost[segment.number])))
             for batch in kept.combine_chunks().to_batches():
                 yield segment.first, segment.end, batch
-
-
-def _ints(numbers: list[int]) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.array(numbers, pa.int32())
-
-
-def _by_file(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Group segments by their file; those of one file by their units."""
-    found: defaultdict[str, list[Segment]] = defaultdict(list)
-    for segment in sorted(segments, key=lambda one: one.first):
-        found[segment.file].append(segment)
-    return list(found.values())

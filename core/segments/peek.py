@@ -1,4 +1,4 @@
-"""Looking at the entries that wait, those in files too, without taking any."""
+"""Reading pending entries, including those in files, without taking any."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from export_queue.core.transactions import Snapshot
 
 _BATCH_ROWS = 1024
 VALUES_BYTES = 16 << 20
-"""Bytes of the values that one look shows; a single larger one is shown alone."""
+"""Maximum size of the values that one call returns; a larger value is returned alone."""
 
 
 def peek(
     work: Reading, queue: Queue, snapshot: Snapshot, *, key: bytes | None = None, limit: int = 10, values: bool = False
 ) -> list[QueuedEntry]:
-    """Read the first entries that a snapshot sees, in the order in which a drain takes them: bucket, key, seq.
-
-    Those of a layout that is older than the current one come first.
+    """Read the first entries that a snapshot sees, in the order of a drain: older layouts first, then bucket, key, seq.
 
     :param key: only entries of this encoded key.
-    :param limit: most entries, 1 to 1000.
-    :param values: whether values are read, too; there are fewer entries then where values are large.
+    :param limit: maximum number of entries, 1 to 1000.
+    :param values: whether to read values too; if they are large, fewer entries are returned.
     :raises InvalidArgument: the limit is out of bounds.
     :raises SegmentLost: a file is missing or damaged.
     """
@@ -51,7 +49,7 @@ def _peek_in_layout(
     rows = {row.position: row for row in peek_at_rows(work, queue, snapshot, key=key, limit=limit)}
     found: dict[Position, QueuedEntry] = {}
     for first in sorted({segment.first for segment in segments}):
-        if len(found) >= limit:  # those of later units come behind them
+        if len(found) >= limit:  # later units have later entries
             break
         for segment in segments:
             if segment.first == first:
@@ -62,7 +60,7 @@ def _peek_in_layout(
 
 
 def _bounded(found: dict[Position, QueuedEntry], limit: int, *, values: bool) -> dict[Position, QueuedEntry]:
-    """Keep the first entries, as many as are shown at most: of many segments no more values are in memory."""
+    """Keep only as many entries as are shown, to bound the values in memory."""
     size = 0
     kept: dict[Position, QueuedEntry] = {}
     for position in sorted(found)[:limit]:
@@ -110,7 +108,7 @@ def _with_values(
     shown: list[QueuedEntry],
     rows: dict[Position, QueuedEntry],
 ) -> list[QueuedEntry]:
-    """Add the values of rows, and leave out what comes behind too many bytes."""
+    """Add the values of rows, and stop when they become too large."""
     number = sum(entry.position in rows for entry in shown)
     read = peek_at_rows(work, queue, snapshot, key=key, limit=number, values=True) if number else []
     valued = {row.position: row for row in read}

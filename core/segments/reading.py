@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,28 +24,26 @@ _ALL_SLICES_AT_ONCE_BYTES = 1 << 20
 
 
 place_of: Callable[[Row], EntryKey] = itemgetter(slice(3))
-"""Returns an entry's place in the order of its queue."""
+"""Return an entry's position in the order of its queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Neighbouring entries of a segment, as its file counts them."""
+    """A row group of a segment."""
 
     last_bucket: int
     last_key: bytes | None
-    """Where all entries are of one bucket."""
+    """None if the entries are of several buckets."""
     entries: int
     bytes: int
-    """Of keys and values, about."""
+    """Approximate size of keys and values."""
 
 
 def row_groups(segments: Sequence[Segment]) -> list[list[RowGroup]]:
-    """Read from the files' own statistics where the entries of segments lie; each file is opened once.
+    """Read the row groups of each segment from the files' statistics. Each file is opened once.
 
-    :param segments: the segments; several may lie in one file.
-    :returns: the row groups of each, in the order of the segments.
     :raises SegmentLost: a file is missing.
-    :raises SegmentUnavailable: it cannot be read now.
+    :raises SegmentUnavailable: a file cannot be read now.
     """
     heads: dict[str, Any] = {}
     for segment in segments:
@@ -67,13 +66,12 @@ def _groups_of(segment: Segment, head: Any) -> list[RowGroup]:
 
 
 class SegmentReader:
-    """The entries of a segment that its reader has not drained, in order; open only while it is read.
+    """Reads the entries of a segment that its reader has not drained, in order. The file is open only meanwhile.
 
-    :param segment: the segment.
-    :param first: first bucket whose entries are wanted.
+    :param first: first bucket to read.
     :param end: end of these buckets.
-    :param after: place behind which entries are wanted.
-    :param batch_rows: entries that are read at once.
+    :param after: the position after which to begin.
+    :param batch_rows: maximum number of entries to read at once.
     """
 
     def __init__(
@@ -87,23 +85,21 @@ class SegmentReader:
     ) -> None:
         self.segment = segment
         self.rows: list[Row] = []
-        """Entries that were read and not taken."""
+        """Entries that were read but not taken."""
         self.is_read = False
-        """Whether nothing follows behind these."""
+        """Whether nothing follows after these."""
         self.ahead: EntryKey | None = None
-        """Place of the next entry, after :meth:`set_aside`."""
+        """Position of the next entry, after :meth:`set_aside`."""
         self._first, self._end = first, end
         self._batch_rows = batch_rows
         self._after: EntryKey | None = None if after is None else (after.bucket, after.key, after.seq)
         self._taken = self._after
-        """What was read last: the file is opened again behind it."""
+        """The entry that was taken last: after it the file is opened again."""
         self._batches: Iterator[tuple[list[Row], bool]] | None = None
-        self._close: Callable[[], None] = _nothing
+        self._file: VerifiedFile | None = None
 
     def fill(self) -> None:
-        """Read on until there are entries, or none are left.
-
-        An error leaves the reader where it was: the next call opens the file again.
+        """Read until there are entries, or the end is reached. After an error the next call opens the file again.
 
         :raises SegmentLost: the file is missing or damaged.
         :raises SegmentUnavailable: it cannot be read now.
@@ -119,12 +115,12 @@ class SegmentReader:
             if found:
                 self.rows = found
                 self._after = place_of(found[-1])
-            if is_last:  # known before it is asked for: of thousands of small files none stays open
+            if is_last:  # closed at once, so that thousands of small files are not open together
                 self.is_read = True
                 self.close()
 
     def take(self, until: EntryKey | None, before: EntryKey | None = None) -> list[Row]:
-        """Take the entries that were read up to a place and before another one, or all of them."""
+        """Take the entries that were read, up to one position and before another one, if given."""
         end = count_until(self.rows, until, before)
         taken, self.rows = self.rows[:end], self.rows[end:]
         if taken:
@@ -133,33 +129,32 @@ class SegmentReader:
 
     @property
     def bytes(self) -> float:
-        """About how many bytes of keys and values were read and not taken."""
+        """Approximate size of the entries that were read but not taken."""
         return mean_bytes(self.segment) * len(self.rows)
 
     def set_aside(self) -> None:
-        """Drop what was read and not taken, to be read again: it is not needed soon."""
+        """Drop the entries that were not taken. They are read again when they are needed."""
         self.ahead = place_of(self.rows[0])
         self.rows, self.is_read, self._after = [], False, self._taken
         self.close()
 
     def end(self) -> None:
-        """Read no more of it."""
+        """Skip the rest."""
         self.rows, self.is_read, self.ahead = [], True, None
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
-        self._close()
-        self._batches, self._close = None, _nothing
+        if self._file is not None:
+            self._file.close()
+        self._batches = self._file = None
 
     def _open(self) -> Iterator[tuple[list[Row], bool]]:
-        file = VerifiedFile(self.segment)
-        self._close = file.close
-        file.check(self.segment)
-        return self._read(file)
+        self._file = VerifiedFile(self.segment)
+        self._file.check(self.segment)
+        return self._read(self._file)
 
     def _read(self, file: VerifiedFile) -> Iterator[tuple[list[Row], bool]]:
-        """Yield batches, each with whether it is the last one."""
+        """Yield batches, and whether each is the last one."""
         segment = self.segment
         groups = [
             i
@@ -175,7 +170,7 @@ class SegmentReader:
                 yield self._wanted(list(zip(*columns, strict=True))), is_last
 
     def _may_have_more(self, group: Any) -> bool:
-        """Tell by its statistics whether a row group has entries that are wanted."""
+        """Return whether a row group may have entries to read, by its statistics."""
         found = group.column(0).statistics
         if found is None or not found.has_min_max:
             return True
@@ -183,7 +178,7 @@ class SegmentReader:
         return bool(found.max >= after and found.min < self._end)
 
     def _wanted(self, rows: list[Row]) -> list[Row]:
-        """Leave out what was taken before, what is drained, and other buckets."""
+        """Leave out what was read before, what is drained, and other buckets."""
         start = bisect_left(rows, self._first, key=_bucket_of)
         if self._after is not None:
             start = max(start, bisect_right(rows, self._after, key=place_of))
@@ -191,20 +186,19 @@ class SegmentReader:
 
 
 def mean_bytes(segment: Segment) -> float:
-    """Compute the mean bytes of an entry's key and value."""
+    """Return the mean size of an entry's key and value."""
     return segment.bytes / max(segment.entries, 1)
 
 
 def count_until(rows: Sequence[Row], until: EntryKey | None, before: EntryKey | None) -> int:
-    """Count the entries up to a place and before another one; None is no bound."""
+    """Count the entries up to one position and before another one; None is no bound."""
     end = len(rows) if until is None else bisect_right(rows, until, key=place_of)
     return end if before is None else min(end, bisect_left(rows, before, key=place_of))
 
 
 def read_slices(segments: Sequence[Segment]) -> list[pa.Table]:
-    """Read slices of one file, each whole but for what is drained; the file is opened once.
+    """Read what is not drained of some segments in one file, which is opened once.
 
-    :param segments: segments that lie in the same file.
     :returns: columns ``bucket``, ``key``, ``seq`` and ``value`` of each.
     :raises SegmentLost: the file is missing or damaged.
     :raises SegmentUnavailable: it cannot be read now.
@@ -216,18 +210,16 @@ def read_slices(segments: Sequence[Segment]) -> list[pa.Table]:
         for segment in segments:
             file.check(segment)
             groups = range(segment.row_group_first, segment.row_group_end)
-            found.append(_left_of(segment, pa.concat_tables([file.table(i) for i in groups])))
+            found.append(left_of(segment, pa.concat_tables([file.table(i) for i in groups])))
     return found
 
 
 def row_group_tables(
-    segments: Sequence[Segment], columns: Sequence[str], *, first: int, end: int
+    segments: Sequence[Segment], columns: Sequence[str], *, first: int = 0, end: int = sys.maxsize
 ) -> Iterator[tuple[Segment, pa.Table]]:
-    """Read slices of one file, one row group at a time; what is drained is read too.
+    """Read some segments in one file, one row group at a time, including what is drained.
 
-    :param segments: segments in the same file, by their units.
-    :param columns: the columns to read.
-    :param first: first bucket of an interval; row groups without entries of it are left out.
+    :param first: first bucket of an interval; row groups outside it are left out.
     :param end: its end.
     :raises SegmentLost: the file is missing or damaged.
     :raises SegmentUnavailable: it cannot be read now.
@@ -241,7 +233,8 @@ def row_group_tables(
                     yield segment, file.table(i, columns)
 
 
-def _left_of(segment: Segment, table: pa.Table) -> pa.Table:
+def left_of(segment: Segment, table: pa.Table) -> pa.Table:
+    """Leave out the entries of a segment that are drained."""
     if not segment.done:
         return table
     places = zip(*(table[name].to_pylist() for name in COLUMNS[:3]), strict=True)
@@ -250,10 +243,10 @@ def _left_of(segment: Segment, table: pa.Table) -> pa.Table:
 
 
 def without(rows: Sequence[Any], parts: Iterable[tuple[EntryKey, EntryKey]]) -> list[Any]:
-    """Leave out what lies in some parts of a segment.
+    """Leave out the entries in some parts of a segment.
 
-    :param rows: entries in their order, each with its place in front.
-    :param parts: first and last entry of each.
+    :param rows: entries in their order; each begins with its position.
+    :param parts: first and last entry of each part.
     """
     left = list(rows)
     for first, last in parts:
@@ -265,7 +258,3 @@ def without(rows: Sequence[Any], parts: Iterable[tuple[EntryKey, EntryKey]]) -> 
 
 def _bucket_of(row: Row) -> int:
     return row[0]
-
-
-def _nothing() -> None:
-    pass

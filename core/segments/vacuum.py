@@ -1,16 +1,15 @@
-"""Deleting files that no entry needs any more.
+"""Deleting files that are no longer needed.
 
-A file goes when its transaction has ended, committed or not, no segment refers to it, and a grace time has passed since
-a run has first found it so: it was drained by all, or was never staged. Before its end a transaction may stage any of
-its files; after it, none. As long as the end is not known for good, that is while an active or an invalid id is there,
-no file of it is touched.
+A file is deleted if its transaction has ended, no segment refers to it, and a grace time has passed since a run first
+found it so: all readers have drained it, or it was never staged. A transaction may stage files only before its end.
+While its id is active or invalid, its end is not certain, and none of its files is deleted.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from export_queue.core.errors import ExportQueueError
@@ -20,25 +19,25 @@ from export_queue.core.store import Database, queries
 log = logging.getLogger("export_queue.segments")
 
 GRACE_SECONDS = 3600.0
-"""How long a file stays to which nothing refers.
+"""How long an unused file is kept.
 
-Longer than a drain goes on with a plan that names it, or than the list of an object store lags behind; short enough for
-a queue of 100 GB an hour, which needs room for what was drained in this time and since the last clean-up."""
+Longer than a drain uses a plan that names it, and than an object store's listing may lag; short enough for a queue of
+100 GB an hour, which needs room for everything drained in this time and since the last clean-up."""
 ZOMBIE_SECONDS = 24 * 3600.0
-"""How long after the end of a transaction an attempt of its tasks may still write files that nobody knows."""
+"""How long after the end of a transaction its tasks may still write files."""
 HIDDEN_SECONDS = 24 * 3600.0
-"""How long the inputs of a compaction are kept, unless what stands for them is drained before."""
+"""How long the inputs of a compaction are kept, unless its output is drained before."""
 _LOADS = 100
-"""Transactions that one statement reads."""
+"""Maximum number of transactions that one statement reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnusedFile:
-    """A file to which nothing refers, in its grace time."""
+    """An unused file in its grace time."""
 
     file: str
     seconds: float
-    """How long it stays at least."""
+    """Minimum time until it is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +45,14 @@ class Vacuumed:
     """What one run did, or would do."""
 
     deleted: tuple[str, ...]
-    """Files that were deleted; in a dry run those that would be."""
+    """Deleted files; in a dry run those that would be."""
     waiting: tuple[UnusedFile, ...]
-    """Files that go once their grace time is over."""
+    """Files to delete after their grace time."""
     more: bool
-    """Whether it came to its limit."""
+    """Whether the limit was reached."""
 
     @property
     def files(self) -> int:
-        """How many files were deleted."""
         return len(self.deleted)
 
 
@@ -68,17 +66,17 @@ def vacuum_segments(
     aged_to_ms: int | None = None,
     dry_run: bool = False,
 ) -> Vacuumed:
-    """Delete the files of ended transactions to which no segment refers; safe beside everything, and to interrupt.
+    """Delete files of ended transactions that no segment refers to; safe at any time, and to interrupt.
 
-    A filesystem that does not answer ends nothing: the next run looks at the same transactions again.
+    If a filesystem does not answer, the next run examines the same transactions again.
 
-    :param limit: most transactions that are looked at.
-    :param grace_seconds: for so long a file stays after a run has first found that nothing refers to it.
-    :param zombie_seconds: for so long after its end, by the store's clock, a transaction's folder is looked at.
-    :param hidden_seconds: for so long a segment is kept for which a merged one stands; 0 keeps none, whatever its age.
-    :param aged_to_ms: the time to which ages count, where the store's clock is not trusted; 0 makes nothing old, and
+    :param limit: maximum number of transactions to examine.
+    :param grace_seconds: how long an unused file is kept after a run first found it.
+    :param zombie_seconds: how long after its end, by the store's clock, a transaction's folder is examined.
+    :param hidden_seconds: how long a replaced segment is kept; 0 keeps none, whatever its age.
+    :param aged_to_ms: the time to which ages count, if the store's clock is not trusted; 0 makes nothing old, and
         corrects no time.
-    :param dry_run: only say which files would be deleted; nothing is written, and nobody waits.
+    :param dry_run: only report which files would be deleted; nothing is written or locked.
     """
     run = _Run(database, grace_seconds, zombie_seconds, hidden_seconds, aged_to_ms)
     if not dry_run:
@@ -102,112 +100,91 @@ def vacuum_segments(
     return run.report(more=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Unused:
-    """What to do with the files of a transaction to which nothing refers."""
-
-    since: Mapping[str, int]
-    """Each file, and since when nothing refers to it, in milliseconds of the store's clock."""
-    due: tuple[str, ...]
-    waiting: tuple[UnusedFile, ...]
-
-
-def sort_unused(
-    files: Collection[str], known: Mapping[str, int], *, now_ms: int, aged_to_ms: int, grace_seconds: float
-) -> Unused:
-    """Tell the files that go from those that are in their grace time.
-
-    :param files: files to which nothing refers.
-    :param known: since when, of those that an earlier run has found; a time of the future becomes now.
-    :param aged_to_ms: the time to which ages count; 0 corrects no time, since the clock may be behind.
-    """
-    since = {file: known.get(file, now_ms) for file in files}
-    if aged_to_ms:
-        since = {file: min(at, now_ms) for file, at in since.items()}
-    left = {file: grace_seconds - max(0, aged_to_ms - at) / 1000 for file, at in since.items()}
-    return Unused(
-        since=since,
-        due=tuple(file for file, seconds in left.items() if seconds <= 0),
-        waiting=tuple(UnusedFile(file, seconds) for file, seconds in left.items() if seconds > 0),
-    )
-
-
+@dataclass(slots=True)
 class _Run:
-    def __init__(
-        self,
-        database: Database,
-        grace_seconds: float,
-        zombie_seconds: float,
-        hidden_seconds: float,
-        aged_to_ms: int | None,
-    ) -> None:
-        self._database = database
-        self._grace_seconds = grace_seconds
-        self._zombie_seconds = zombie_seconds
-        self._hidden_seconds = hidden_seconds
-        self._aged_to_ms = aged_to_ms
-        self._deleted: list[str] = []
-        self._waiting: list[UnusedFile] = []
+    database: Database
+    grace_seconds: float
+    zombie_seconds: float
+    hidden_seconds: float
+    aged_to_ms: int | None
+    deleted: list[str] = field(default_factory=list)
+    waiting: list[UnusedFile] = field(default_factory=list)
 
     def hidden_before(self, now_ms: int) -> int:
-        aged_to_ms = self.aged_to(now_ms) if self._hidden_seconds > 0 else now_ms
-        return aged_to_ms - int(self._hidden_seconds * 1000)
+        aged_to_ms = self.aged_to(now_ms) if self.hidden_seconds > 0 else now_ms
+        return aged_to_ms - int(self.hidden_seconds * 1000)
 
     def aged_to(self, now_ms: int) -> int:
-        return now_ms if self._aged_to_ms is None else min(self._aged_to_ms, now_ms)
+        return now_ms if self.aged_to_ms is None else min(self.aged_to_ms, now_ms)
 
     def report(self, *, more: bool) -> Vacuumed:
-        return Vacuumed(tuple(self._deleted), tuple(self._waiting), more)
+        return Vacuumed(tuple(self.deleted), tuple(self.waiting), more)
 
     def vacuum(self, load: Mapping[str, Any]) -> None:
         transaction, folder = load["transaction_id"], load["folder"]
-        with self._database.begin() as work:
+        with self.database.begin() as work:
             queries.vacuum.delete_unread(work, transaction)
             queries.vacuum.note_end(work, transaction)
             needed = queries.vacuum.files(work, transaction)
             known = queries.vacuum.unused_since(work, [transaction])
             now_ms = work.now()
         try:
-            unused = self._sorted(folder, needed, known, now_ms)
-            self._note(transaction, known, unused)
-            for file in unused.due:
-                delete_file(file)
-                self._deleted.append(file)
-            self._waiting += unused.waiting
+            since, unused = self._find_unused(folder, needed, known, now_ms)
+            self._note(transaction, known, since)
+            for one in unused:
+                if one.seconds <= 0:
+                    delete_file(one.file)
+                self._report(one)
             ended_ms = load["ended_ms"]
-            over = ended_ms is not None and self.aged_to(now_ms) - ended_ms >= self._zombie_seconds * 1000
-            if over and not needed and not unused.waiting:
+            over = ended_ms is not None and self.aged_to(now_ms) - ended_ms >= self.zombie_seconds * 1000
+            if over and not needed and all(one.seconds <= 0 for one in unused):
                 delete_folder(folder)
-                with self._database.begin() as work:
+                with self.database.begin() as work:
                     queries.vacuum.forget(work, transaction)
         except ExportQueueError as error:
             log.warning("files of transaction %s in %s were not deleted: %s", transaction, folder, error.message)
 
     def foretell(self, loads: list[Mapping[str, Any]]) -> None:
-        """Say what :meth:`vacuum` would do behind the deletions of a run, and write nothing."""
+        """Find what :meth:`vacuum` would do, and write nothing."""
         numbers = [load["transaction_id"] for load in loads]
-        with self._database.read() as work:
+        with self.database.read() as work:
             now_ms = work.now()
             needed = queries.vacuum.files_kept(work, numbers, before_ms=self.hidden_before(now_ms))
             known = queries.vacuum.unused_since(work, numbers)
         for load in loads:
             try:
-                unused = self._sorted(load["folder"], needed, known, now_ms)
+                _, unused = self._find_unused(load["folder"], needed, known, now_ms)
             except ExportQueueError as error:
                 log.warning("files in %s cannot be listed: %s", load["folder"], error.message)
             else:
-                self._deleted += unused.due
-                self._waiting += unused.waiting
+                for one in unused:
+                    self._report(one)
 
-    def _sorted(self, folder: str, needed: Collection[str], known: Mapping[str, int], now_ms: int) -> Unused:
-        files = [file for file in list_files(folder) if file not in needed]
+    def _report(self, unused: UnusedFile) -> None:
+        if unused.seconds <= 0:
+            self.deleted.append(unused.file)
+        else:
+            self.waiting.append(unused)
+
+    def _find_unused(
+        self, folder: str, needed: Collection[str], known: Mapping[str, int], now_ms: int
+    ) -> tuple[dict[str, int], list[UnusedFile]]:
+        """Find the unused files of a folder, and the times, in the store's milliseconds, since which they are unused.
+
+        :param known: the times of the files that earlier runs found.
+        """
         aged_to_ms = self.aged_to(now_ms)
-        return sort_unused(files, known, now_ms=now_ms, aged_to_ms=aged_to_ms, grace_seconds=self._grace_seconds)
+        since = {file: known.get(file, now_ms) for file in list_files(folder) if file not in needed}
+        if aged_to_ms:  # otherwise the clock may be slow: no time is corrected
+            since = {file: min(at, now_ms) for file, at in since.items()}
+        return since, [
+            UnusedFile(file, self.grace_seconds - max(0, aged_to_ms - at) / 1000) for file, at in since.items()
+        ]
 
-    def _note(self, transaction: int, known: Mapping[str, int], unused: Unused) -> None:
-        """Note what is new before anything is deleted: a run that is killed leaves to the next what it has found."""
-        since = {file: at for file, at in unused.since.items() if known.get(file) != at}
-        gone = known.keys() - unused.since.keys()
+    def _note(self, transaction: int, known: Mapping[str, int], unused: Mapping[str, int]) -> None:
+        """Record what is new before anything is deleted, so that the next run knows it if this one is killed."""
+        since = {file: at for file, at in unused.items() if known.get(file) != at}
+        gone = known.keys() - unused.keys()
         if since or gone:
-            with self._database.begin() as work:
+            with self.database.begin() as work:
                 queries.vacuum.note_unused(work, transaction, since=since, gone=gone)

@@ -1,8 +1,8 @@
-"""Opening a file of entries so that the Parquet reader gets verified bytes only (I15).
+"""Opening a file of entries so that the Parquet reader gets only verified bytes (I15).
 
 The store has the size of each file and the checksum of its footer; the footer has a checksum of each row group. Bytes
-are read into memory, compared with their checksum there, and only then parsed: damaged bytes reach no native code.
-The footer also has the unguessable name of its file, so that no two files have the same one.
+are read into memory, compared with their checksum there, and only then parsed: damaged bytes never reach native code.
+The footer also holds the unguessable name of its file, so that no two files have equal footers.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 COLUMNS = ["bucket", "key", "seq", "value"]
 STORE, TRANSACTION, FILE = (f"export_queue.{name}".encode() for name in ("store", "transaction", "file"))
-"""Keys of the footer's metadata: who wrote the file, and its name."""
+"""Keys of the footer's metadata: the writer and the name of the file."""
 GROUPS = b"export_queue.groups"
-"""Key of the footer's metadata: a JSON list of the end and the checksum of each row group, without gaps."""
+"""Key of the footer's metadata: a JSON list of the end and checksum of each row group, without gaps."""
 AT_ONCE_BYTES = 1 << 16
-"""A file of no more bytes is read by one request, which an object store answers sooner than several."""
+"""Up to this size a file is read in one request, which is faster on an object store than several."""
 
 
 class VerifiedFile:
     """An open file of segments.
 
     :param segment: one of the segments in the file.
-    :param at_once: a file of no more bytes is read as a whole.
+    :param at_once: up to this size the file is read as a whole.
     :raises SegmentLost: it is missing or damaged.
     :raises SegmentUnavailable: it cannot be read now.
     """
@@ -58,17 +58,14 @@ class VerifiedFile:
             raise
 
     def check(self, segment: Segment) -> None:
-        """Compare the file's number of entries with the store's row about one of its segments.
-
-        :raises SegmentLost: they differ.
-        """
+        """Raise :class:`SegmentLost` if a segment's number of entries in the file differs from the catalogue."""
         groups = range(segment.row_group_first, min(segment.row_group_end, self.metadata.num_row_groups))
         entries = sum(self.metadata.row_group(i).num_rows for i in groups)
         if entries != segment.entries:
             raise SegmentLost(f"file {segment.file}: expected {segment.entries} entries in a unit, found {entries}")
 
     def table(self, group: int, columns: Sequence[str] = COLUMNS) -> pa.Table:
-        """Read one row group; all its bytes are verified.
+        """Read one row group, and verify its bytes.
 
         :raises SegmentLost: the file is damaged.
         :raises SegmentUnavailable: it cannot be read now.
@@ -84,12 +81,10 @@ class VerifiedFile:
         return table
 
     def close(self) -> None:
-        """Close the file."""
         self._source.close()
         self._whole = None
 
     def _read(self, start: int, end: int) -> Any:
-        """Read bytes, which are not verified."""
         if self._whole is not None:
             return self._whole.slice(start, end - start)
         with translated(self._segment.file):
@@ -109,7 +104,7 @@ class VerifiedFile:
         try:
             yield
         except (pa.ArrowException, OSError) as error:
-            reason = f"its bytes are those that were written, but pyarrow {pa.__version__} cannot read them"
+            reason = f"its bytes are unchanged, but pyarrow {pa.__version__} cannot read them"
             raise self._lost(f"{reason}: {text_of(error)}") from error
 
     def _lost(self, reason: str) -> SegmentLost:
@@ -117,7 +112,7 @@ class VerifiedFile:
 
 
 class _Window:
-    """The verified part of a file, as a file for the Parquet reader: it has nothing outside of this part."""
+    """The verified part of a file as a file object for the Parquet reader. Other parts cannot be read."""
 
     closed = False
 

@@ -1,4 +1,4 @@
-"""Writing sorted entries into Parquet files, of which nobody knows until they are staged."""
+"""Writing sorted entries into Parquet files, which do not count until they are staged."""
 
 from __future__ import annotations
 
@@ -38,22 +38,21 @@ def write_segments(
     on_duplicate: OnDuplicate = "error",
     max_value_bytes: int | None = None,
 ) -> list[FileReport]:
-    """Write entries into files of a long transaction; they count once they are staged and it commits.
+    """Write entries into files of a long transaction. They count once they are staged and it commits.
 
-    Each call writes files of its own: a task that is run again leaves files that nobody knows, which clean-up deletes.
+    Each call writes its own files. If a task is repeated, clean-up deletes the files that are not staged.
 
     :param batches: columns ``bucket``, ``key`` and ``value``, sorted by bucket and key, keys as unsigned bytes; a null
-        value says that the record is gone.
+        value deletes the record.
     :param base: the place of the store's segments.
-    :param store_id: identity of the store.
     :param transaction: id of the transaction, and the sequence of its entries.
-    :param name: first part of the files' names, for those who look: partition and attempt.
+    :param name: first part of the files' names, such as partition and attempt.
     :param buckets_per_range: buckets of one unit of the queue.
-    :param target_bytes: a file of about this size is followed by another one.
-    :param on_duplicate: of a key that comes more than once, the last one counts, or it is an error.
-    :param max_value_bytes: the largest value that the queue takes; None checks none.
-    :returns: the files, small values for :func:`stage_segments`; none if there are no entries.
-    :raises EntryError: the queue takes no such key or value, they are not sorted, or a key comes twice.
+    :param target_bytes: approximate size at which the next file begins.
+    :param on_duplicate: what to do about repeated keys: raise an error, or keep the last entry.
+    :param max_value_bytes: maximum size of a value; None for no limit.
+    :returns: the files, for :func:`stage_segments`; none if there are no entries.
+    :raises EntryError: a key or value is refused, the entries are not sorted, or a key is repeated.
     :raises SegmentUnavailable: the filesystem does not answer, or refuses.
     """
     if on_duplicate not in ("error", "keep_last"):
@@ -74,11 +73,11 @@ def write_merged(
     transaction: int,
     name: str,
 ) -> list[FileReport]:
-    """Write entries that were checked when they were added, with sequences of their own; each unit into one file.
+    """Write one file of entries that were checked when they were added, and keep their sequences.
 
     :param batches: first bucket and end of a unit, and entries: columns ``bucket``, ``key``, ``value`` and ``seq``, in
         the order of bucket, key and seq; the units ascend.
-    :param transaction: id of the long transaction in whose folder the file is.
+    :param transaction: id of the long transaction that owns the file.
     """
     load_pyarrow()
     with _Files(base, store_id, transaction, name, None) as files:
@@ -88,12 +87,12 @@ def write_merged(
 
 
 def folder_of(base: str, store_id: str, transaction: int) -> str:
-    """Name the folder of a long transaction's files."""
+    """Return the folder of a long transaction's files."""
     return joined(check_base(base), store_id, str(transaction))
 
 
 def _checked(batches: Iterable[pa.RecordBatch], name: str, max_value_bytes: int | None) -> Iterator[pa.RecordBatch]:
-    """Bring columns to the types of the files, and check keys and values."""
+    """Cast columns to the types of the files, and check keys and values."""
     import pyarrow as pa
 
     wanted = {"bucket": pa.int32(), "key": pa.binary(), "value": pa.binary()}
@@ -122,9 +121,8 @@ def check_sizes(name: str, key: Any, value: Any, max_value_bytes: int | None, *,
     """Check the bytes of keys and values.
 
     :param name: what they belong to, for the error.
-    :param max_value_bytes: the largest value that the queue takes; None checks none.
+    :param max_value_bytes: maximum size of a value; None for no limit.
     :param rows: whether the error gives the number of the row.
-    :raises EntryError: the queue takes no such key or value.
     """
     column, found = "key", _refused_size(key, 1, MAX_KEY_BYTES)
     if found is None and max_value_bytes is not None:
@@ -141,7 +139,7 @@ def check_sizes(name: str, key: Any, value: Any, max_value_bytes: int | None, *,
 
 
 def _refused_size(array: Any, least: int, most: int) -> tuple[int, str] | None:
-    """Find the first text whose bytes are out of bounds, and say so."""
+    """Find the first value whose size is out of bounds: its position and the problem."""
     import pyarrow.compute as pc
 
     sizes = pc.binary_length(array)
@@ -153,19 +151,18 @@ def _refused_size(array: Any, least: int, most: int) -> tuple[int, str] | None:
 
 
 def duplicate_key(name: str, key: bytes) -> EntryError:
-    """Say that a key comes twice in one table."""
     return EntryError(
         f"{name}: key {key[:60]!r} comes more than once",
-        hint="leave one of its rows, or say on_duplicate='keep_last'",
+        hint="keep one of its rows, or pass on_duplicate='keep_last'",
     )
 
 
 def _in_order(batches: Iterable[pa.RecordBatch], name: str, on_duplicate: OnDuplicate) -> Iterator[pa.RecordBatch]:
-    """Check the order, and see to keys that come more than once."""
+    """Check the order, and handle repeated keys."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    pending: pa.RecordBatch | None = None  # the last row, whose key may come again in the next batch
+    pending: pa.RecordBatch | None = None  # the last row, whose key the next batch may repeat
     for batch in batches:
         rows = batch
         if pending is not None:
@@ -179,7 +176,7 @@ def _in_order(batches: Iterable[pa.RecordBatch], name: str, on_duplicate: OnDupl
         if (at := pc.index(falls, True).as_py()) >= 0:
             raise EntryError(
                 f"{name}: expected entries sorted by bucket and key, found bucket {rows['bucket'][at + 1]}, key "
-                f"{rows['key'][at + 1].as_py()[:60]!r} behind bucket {rows['bucket'][at]}, key "
+                f"{rows['key'][at + 1].as_py()[:60]!r} after bucket {rows['bucket'][at]}, key "
                 f"{rows['key'][at].as_py()[:60]!r}"
             )
         again = pc.and_(same_bucket, pc.equal(after["key"], before["key"]))
@@ -194,7 +191,7 @@ def _in_order(batches: Iterable[pa.RecordBatch], name: str, on_duplicate: OnDupl
 
 
 def by_unit(batch: pa.RecordBatch, buckets_per_range: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a sorted batch where units begin; yield the number of each, and its entries."""
+    """Cut a sorted batch into units; yield the number and the entries of each."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -221,20 +218,19 @@ class _Files:
         """End and checksum of each row group of the open file."""
         self._unit: tuple[int, int] | None = None
         self._parts: list[pa.RecordBatch] = []
-        """Of the row group to come."""
+        """Of the next row group."""
         self._rows = self._bytes = 0
-        """Of these parts, as Arrow has them."""
+        """Of these parts, in Arrow's memory."""
 
     def __enter__(self) -> _Files:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._open.__exit__(kind, error, trace)
-        if kind is not None:  # nobody learns of the files
+        if kind is not None:  # the files will never be staged
             delete_files(report.file for report in self._reports)
 
     def add(self, first: int, end: int, part: pa.RecordBatch) -> None:
-        """Append entries of one unit."""
         if self._unit != (first, end):
             self._end_group()
             self._unit = (first, end)
@@ -250,7 +246,6 @@ class _Files:
         self._bytes += part.nbytes
 
     def end(self) -> list[FileReport]:
-        """Finish the last file."""
         self._end_group()
         self._end_file()
         return self._reports
@@ -259,7 +254,6 @@ class _Files:
         if not self._parts:
             return
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         table = pa.Table.from_batches(self._parts)
         if "seq" not in table.schema.names:
@@ -271,25 +265,32 @@ class _Files:
             assert self._output is not None
             self._writer.write_table(table, row_group_size=table.num_rows)
             self._groups.append((self._output.bytes, self._output.end_section()))
-        size = sum(pc.sum(pc.binary_length(table[column])).as_py() or 0 for column in ("key", "value"))
-        self._extend(table.num_rows, size, pc.max(pc.binary_length(table["value"])).as_py() or 0)
+        self._extend(table)
         self._parts, self._rows, self._bytes = [], 0, 0
         if self._target_bytes is not None and self._output.bytes >= self._target_bytes:
             self._end_file()
 
-    def _extend(self, rows: int, size: int, largest: int) -> None:
-        """Let the slice of the unit have one more row group."""
+    def _extend(self, group: pa.Table) -> None:
+        """Add a row group to the slice of its unit."""
+        import pyarrow.compute as pc
+
         assert self._unit is not None
-        first, end = self._unit
-        last = self._slices[-1] if self._slices else None
-        group = 0 if last is None else last.row_group_end
-        if last is not None and last.first == first:
-            largest = max(last.largest_value, largest)
-            self._slices[-1] = Slice(
-                first, end, last.row_group_first, group + 1, last.entries + rows, last.bytes + size, largest
-            )
-        else:
-            self._slices.append(Slice(first, end, group, group + 1, rows, size, largest))
+        size = sum(pc.sum(pc.binary_length(group[column])).as_py() or 0 for column in ("key", "value"))
+        seqs = pc.min_max(group["seq"]).as_py()
+        number = len(self._groups) - 1
+        found = Slice(
+            *self._unit,
+            row_group_first=number,
+            row_group_end=number + 1,
+            entries=group.num_rows,
+            bytes=size,
+            largest_value=pc.max(pc.binary_length(group["value"])).as_py() or 0,
+            lowest_seq=seqs["min"],
+            highest_seq=seqs["max"],
+        )
+        if self._slices and self._slices[-1].first == found.first:
+            found = self._slices.pop() + found
+        self._slices.append(found)
 
     def _begin_file(self, schema: pa.Schema) -> None:
         import pyarrow.parquet as pq

@@ -1,7 +1,7 @@
 """The timeline: which segments are visible in which buckets. Pure, in memory.
 
-Segments are added and withdrawn, one by one or all at once. The answers depend only on the set of segments. The
-timeline at a snapshot has the segments whose transactions the snapshot sees.
+The answers depend only on the set of segments. The timeline at a snapshot has the segments whose transactions the
+snapshot sees.
 """
 
 from export_queue.core.timeline.model import AtomicGroup, Generation, Missing, Piece, SegmentId, TimelineSegment

@@ -64,11 +64,6 @@ class AtomicGroup:
             )
 
     @classmethod
-    def of(cls, *members: int, overshadows: frozenset[int] = frozenset()) -> AtomicGroup:
-        """Make a group of partition numbers."""
-        return cls(frozenset(members), overshadows)
-
-    @classmethod
     def founding(cls, founders: int) -> AtomicGroup:
         """Make the group that founds a generation: partitions 0 to ``founders - 1``."""
         return cls(frozenset(range(founders)))
@@ -114,11 +109,6 @@ class TimelineSegment:
                 f"segment {self.id}: expected the founding group, which are the partitions 0 to {self.founders - 1} "
                 f"and overshadow none, found {self.group}"
             )
-
-    @property
-    def is_founding(self) -> bool:
-        """Whether it belongs to the group that founded the generation."""
-        return self.partition < self.founders
 
 
 @dataclass(frozen=True, slots=True)

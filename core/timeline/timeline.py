@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from operator import attrgetter
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.timeline.generation import GenerationSegments
-from export_queue.core.timeline.intervals import Cover, GenerationIndex, highest
-from export_queue.core.timeline.model import Generation, Missing, Piece, SegmentId, TimelineSegment
+from export_queue.core.timeline.model import AtomicGroup, Generation, Missing, Piece, SegmentId, TimelineSegment
+
+_by_version = attrgetter("version", "first")
 
 
 class Timeline:
@@ -19,28 +20,17 @@ class Timeline:
 
     Source: Druid's VersionedIntervalTimeline, with the overshadowing of its segment locking proposal.
 
-    :param segments: segments to begin with; faster than adding them one by one.
-    :raises InvalidArgument: two of them contradict each other.
+    :raises InvalidArgument: two of the segments contradict each other.
     """
 
     def __init__(self, segments: Iterable[TimelineSegment] = ()) -> None:
-        self._generations: dict[Generation, GenerationSegments] = {}
+        self._generations: dict[Generation, dict[int, TimelineSegment]] = {}
+        """By partition."""
+        self._claimed: dict[Generation, dict[int, AtomicGroup]] = {}
+        """By partition, present or not: the group that present segments name for it."""
         self._by_id: dict[SegmentId, TimelineSegment] = {}
         for segment in segments:
-            self._refuse_known(segment)
-            found = self._generations.get(segment.generation)
-            if found is None:
-                found = self._generations[segment.generation] = GenerationSegments(segment.generation, segment.founders)
-            found.check(segment)
-            found.add(segment)
-            self._by_id[segment.id] = segment
-        self._index = GenerationIndex(self._generations)
-        for one, other in pairwise(sorted(self._generations, key=lambda one: (one.version, one.first))):
-            if one.version == other.version and other.first < one.end:
-                raise _overlap(one, other)
-        for generation, found in self._generations.items():
-            if not found.founders:
-                self._check_neighbours(generation, found.founders)
+            self.add(segment)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -48,10 +38,7 @@ class Timeline:
     def __iter__(self) -> Iterator[TimelineSegment]:
         """Yield all segments by version, first bucket and partition."""
         for generation in sorted(self._generations, key=_by_version):
-            yield from (one for _, one in sorted(self._generations[generation].by_partition.items()))
-
-    def __contains__(self, segment: SegmentId) -> bool:
-        return segment in self._by_id
+            yield from (one for _, one in sorted(self._generations[generation].items()))
 
     def __getitem__(self, segment: SegmentId) -> TimelineSegment:
         """Return a segment.
@@ -68,16 +55,15 @@ class Timeline:
 
         :raises InvalidArgument: it contradicts a present one. Then nothing has changed.
         """
-        self._refuse_known(segment)
-        generation = segment.generation
-        found = self._generations.get(generation)
-        if found is None:
-            self._check_neighbours(generation, segment.founders)
-            found = self._generations[generation] = GenerationSegments(generation, segment.founders)
-            self._index.add(generation)
+        if segment.id in self._by_id:
+            raise InvalidArgument(f"segment {segment.id}: expected a new segment, found it in the timeline")
+        if segment.generation in self._generations:
+            self._check_siblings(segment)
         else:
-            found.check(segment)
-        found.add(segment)
+            self._check_neighbours(segment)
+        self._generations.setdefault(segment.generation, {})[segment.partition] = segment
+        claimed = self._claimed.setdefault(segment.generation, {})
+        claimed.update(dict.fromkeys(segment.group.members, segment.group))
         self._by_id[segment.id] = segment
 
     def withdraw(self, segment: SegmentId) -> None:
@@ -86,12 +72,11 @@ class Timeline:
         :raises InvalidArgument: the timeline does not contain it.
         """
         gone = self[segment]
-        found = self._generations[gone.generation]
-        found.withdraw(gone)
-        del self._by_id[segment]
-        if not found.by_partition:
-            del self._generations[gone.generation]
-            self._index.remove(gone.generation)
+        del self._by_id[segment], self._generations[gone.generation][gone.partition]
+        left = self._generations[gone.generation].values()
+        self._claimed[gone.generation] = {member: one.group for one in left for member in one.group.members}
+        if not left:
+            del self._generations[gone.generation], self._claimed[gone.generation]
 
     def visible(self, first: int, end: int) -> tuple[Piece, ...]:
         """Find what to read in the buckets ``[first, end)``.
@@ -99,20 +84,21 @@ class Timeline:
         :returns: segments with the buckets in which they count, ascending by bucket and partition.
         """
         return tuple(
-            Piece(segment, start, stop) for start, stop, found in self._winners(first, end) for segment in found.shown()
+            Piece(segment, start, stop)
+            for start, stop, generation in self._winners(first, end)
+            for segment in self.segments_of(generation)
         )
 
     def hidden(self) -> tuple[TimelineSegment, ...]:
         """Find the segments that other segments hide in all of their buckets."""
-        cover = Cover()
-        hidden: set[SegmentId] = set()
-        for generation in sorted(self._generations, key=_by_version, reverse=True):
-            found = self._generations[generation]
-            is_covered = cover.contains(generation.first, generation.end)
-            hidden.update(one.id for one in found.by_partition.values() if is_covered or found.is_hidden(one))
-            if found.is_complete:
-                cover.add(generation.first, generation.end)
-        return tuple(one for one in self if one.id in hidden)
+        found = []
+        for generation, segments in sorted(self._generations.items(), key=lambda one: _by_version(one[0])):
+            winners = self._winners(generation.first, generation.end)
+            above = sum(stop - start for start, stop, winner in winners if winner.version > generation.version)
+            is_covered = above == generation.end - generation.first
+            hidden, _ = self._resolved(generation)
+            found += [one for partition, one in sorted(segments.items()) if is_covered or partition in hidden]
+        return tuple(found)
 
     def missing(self) -> tuple[Missing, ...]:
         """Find the groups with missing members, which neither show nor hide anything.
@@ -120,38 +106,47 @@ class Timeline:
         While the founding group of a generation is among them, segments appended to that generation are not visible.
         """
         return tuple(
-            one for found in sorted(self._generations, key=_by_version) for one in self._generations[found].missing()
+            Missing(generation, group, gone)
+            for generation in sorted(self._generations, key=_by_version)
+            for group, gone in reversed(self._resolved(generation)[1].items())
+            if gone
         )
 
     def generation_at(self, bucket: int) -> Generation | None:
         """Find the visible generation of a bucket, to which segments are appended."""
-        return next((found.generation for _, _, found in self._winners(bucket, bucket + 1)), None)
+        return next((generation for _, _, generation in self._winners(bucket, bucket + 1)), None)
 
     def founders_of(self, generation: Generation) -> int:
         """Return the size of the group that founded a generation. Appended segments name it.
 
         :raises InvalidArgument: the timeline has no segment of the generation.
         """
-        return self._of(generation).founders
+        try:
+            return next(iter(self._generations[generation].values())).founders
+        except KeyError:
+            raise InvalidArgument(f"the timeline has no segment of {generation}") from None
 
     def segments_of(self, generation: Generation) -> tuple[TimelineSegment, ...]:
         """List by partition the segments that count where no higher generation hides this one.
 
         :raises InvalidArgument: the timeline has no segment of the generation.
         """
-        return tuple(self._of(generation).shown())
+        if not self._is_complete(generation):
+            return ()
+        hidden, missing = self._resolved(generation)
+        return tuple(
+            one
+            for partition, one in sorted(self._generations[generation].items())
+            if partition not in hidden and not missing[one.group]
+        )
 
     def next_partition(self, generation: Generation) -> int:
         """Return the lowest number above all partitions that a segment of a generation has or names.
 
         Numbers of removed segments are not known here; the store must remember them.
         """
-        found = self._generations.get(generation)
-        return 0 if found is None else found.next_partition()
-
-    def next_version(self) -> int:
-        """Return the lowest version above all. The store must remember versions of removed segments."""
-        return max((one.version for one in self._generations), default=0) + 1
+        found = self._generations.get(generation, {}).values()
+        return max((max(max(one.group.members) + 1, one.founders) for one in found), default=0)
 
     def overshadowed_by(self, inputs: Iterable[SegmentId]) -> frozenset[int]:
         """Find the partitions that an atomic group must overshadow to replace segments of one generation.
@@ -168,46 +163,81 @@ class Timeline:
                 f"inputs of an atomic group: expected segments of one generation, found {len(generations)}"
                 + "".join(f"; {one}" for one in generations[:3])
             )
-        return self._of(generations[0]).overshadowed_by(frozenset(one.partition for one in found))
+        overshadowed = frozenset(one.partition for one in found)
+        for group in self._resolved(generations[0])[1]:
+            if group.members <= overshadowed:
+                overshadowed |= group.overshadows
+        return overshadowed
 
-    def _of(self, generation: Generation) -> GenerationSegments:
-        try:
-            return self._generations[generation]
-        except KeyError:
-            raise InvalidArgument(f"the timeline has no segment of {generation}") from None
+    def _is_complete(self, generation: Generation) -> bool:
+        founders = self.founders_of(generation)
+        return not founders or not self._resolved(generation)[1][AtomicGroup.founding(founders)]
 
-    def _refuse_known(self, segment: TimelineSegment) -> None:
-        if segment.id in self._by_id:
-            raise InvalidArgument(f"segment {segment.id}: expected a new segment, found it in the timeline")
+    def _resolved(self, generation: Generation) -> tuple[set[int], dict[AtomicGroup, tuple[int, ...]]]:
+        """Find which partitions of a generation are hidden, and the missing members of each group, the highest first.
 
-    def _check_neighbours(self, generation: Generation, founders: int) -> None:
-        """Check that a generation does not contradict those that it overlaps."""
-        for other in self._index.overlapping(generation.first, generation.end):
-            if other == generation:
+        A member is missing if it is absent and no whole group overshadows it. A group is whole if no member is missing.
+        Groups overshadow partitions below their own, so one pass downwards decides.
+        """
+        segments = self._generations[generation]
+        groups = {one.group for one in segments.values()}
+        if founders := self.founders_of(generation):
+            groups.add(AtomicGroup.founding(founders))
+        hidden: set[int] = set()
+        missing: dict[AtomicGroup, tuple[int, ...]] = {}
+        for group in sorted(groups, key=lambda one: one.lowest, reverse=True):
+            missing[group] = tuple(one for one in sorted(group.members) if one not in segments and one not in hidden)
+            if not missing[group]:
+                hidden |= group.overshadows
+        return hidden, missing
+
+    def _check_siblings(self, segment: TimelineSegment) -> None:
+        """Check that a segment does not contradict those of its generation."""
+        where = f"segment {segment.id}, partition {segment.partition} of {segment.generation}"
+        founders = self.founders_of(segment.generation)
+        if segment.founders != founders:
+            raise InvalidArgument(f"{where}: expected {founders} founders, found {segment.founders}")
+        if (other := self._generations[segment.generation].get(segment.partition)) is not None:
+            raise InvalidArgument(f"{where}: expected a partition of its own, found it taken by segment {other.id}")
+        for member in segment.group.members:
+            if (group := self._claimed[segment.generation].get(member, segment.group)) != segment.group:
+                raise InvalidArgument(
+                    f"{where}: expected the atomic group {group} that other segments name for partition {member}, "
+                    f"found {segment.group}",
+                    hint="all members of a group name the same members and the same overshadowed partitions",
+                )
+
+    def _check_neighbours(self, segment: TimelineSegment) -> None:
+        """Check that a new generation does not contradict those that it overlaps."""
+        generation = segment.generation
+        for other in self._generations:
+            if other.end <= generation.first or other.first >= generation.end:
                 continue
             if other.version == generation.version:
-                raise _overlap(generation, other)
+                raise InvalidArgument(
+                    f"{generation}: expected no overlap with a generation of the same version, found {other}",
+                    hint="other intervals need a new version",
+                )
             upper, lower = (generation, other) if generation.version > other.version else (other, generation)
-            if not (founders if upper is generation else self._generations[other].founders):
+            if not (segment.founders if upper is generation else self.founders_of(other)):
                 raise InvalidArgument(
                     f"{upper}: expected founders, since it hides {lower}; found none",
                     hint="append to the existing generation instead",
                 )
 
-    def _winners(self, first: int, end: int) -> Iterator[tuple[int, int, GenerationSegments]]:
-        """Yield the parts of ``[first, end)`` with the highest complete generation of each, ascending."""
-        complete = [one for one in self._index.overlapping(first, end) if self._generations[one].is_complete]
-        for start, stop, generation in highest(complete, first, end):
-            yield start, stop, self._generations[generation]
-
-
-def _by_version(generation: Generation) -> tuple[int, int]:
-    """Order generations so that each follows those that it can hide."""
-    return generation.version, generation.first
-
-
-def _overlap(one: Generation, other: Generation) -> InvalidArgument:
-    return InvalidArgument(
-        f"{one}: expected no overlap with a generation of the same version, found {other}",
-        hint="other intervals need a new version",
-    )
+    def _winners(self, first: int, end: int) -> Iterator[tuple[int, int, Generation]]:
+        """Yield the parts of ``[first, end)`` and the highest complete generation of each, ascending."""
+        found = (one for one in self._generations if one.first < end and one.end > first and self._is_complete(one))
+        waiting = sorted(found, reverse=True)
+        here: list[tuple[int, Generation]] = []
+        """A heap of the generations that have begun, highest version first; some may have ended."""
+        while first < end:
+            while waiting and waiting[-1].first <= first:
+                heapq.heappush(here, (-waiting[-1].version, waiting.pop()))
+            while here and here[0][1].end <= first:
+                heapq.heappop(here)
+            stop = waiting[-1].first if waiting else end
+            if here:
+                yield first, min(stop, here[0][1].end, end), here[0][1]
+                stop = min(stop, here[0][1].end)
+            first = stop

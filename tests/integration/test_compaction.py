@@ -35,9 +35,9 @@ from export_queue.core.segments import (
     Merged,
     UnitPlan,
     compact,
-    compaction,
     gathering,
     list_segments,
+    replacement,
     vacuum_segments,
     waiting_segments,
     watched_steps,
@@ -227,7 +227,7 @@ def test_a_drain_that_comes_between_the_look_and_the_lock_takes_its_unit_alone(
     orders: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(orders, seed=15)
-    queue, before, ask = orders.queue("orders"), waits(orders), compaction.acquire
+    queue, before, ask = orders.queue("orders"), waits(orders), replacement.acquire
     others: list[Any] = []
 
     def come_first(*arguments: Any, **options: Any) -> Any:
@@ -235,7 +235,7 @@ def test_a_drain_that_comes_between_the_look_and_the_lock_takes_its_unit_alone(
             others.extend(claim(orders.database, queue, queue.units()[:1], owner=Owner("drain", "1"), lease_seconds=60))
         return ask(*arguments, **options)
 
-    monkeypatch.setattr(compaction, "acquire", come_first)
+    monkeypatch.setattr(replacement, "acquire", come_first)
     report = compact(orders.database, "orders", wanted=FEW)
     assert (len(report.units), report.passed_over) == (3, 1)
     assert waits(orders) == before
@@ -655,9 +655,9 @@ def test_there_is_no_fall_back_behind_the_vacuum_of_the_inputs(orders: Store) ->
     fill(orders, seed=22)
     compact(orders.database, "orders", wanted=FEW)
     vacuum_segments(orders.database, grace_seconds=0, hidden_seconds=-1)
-    with pytest.raises(InvalidArgument, match="vacuumed by now"):
+    with pytest.raises(InvalidArgument, match="have been vacuumed"):
         orders.dead_letters.fall_back("orders", lose_output(orders))
-    with pytest.raises(InvalidArgument, match="no merged segment waits"):
+    with pytest.raises(InvalidArgument, match="no merged segment is pending"):
         orders.dead_letters.fall_back("orders", "/else")
 
 

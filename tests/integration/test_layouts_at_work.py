@@ -17,7 +17,7 @@ from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue import ExportQueueError, Owner, SinkSpec, Store, drain
 from export_queue.core.queue import close_layouts
-from export_queue.core.segments import rewrite
+from export_queue.core.segments import compact
 
 fork = multiprocessing.get_context("fork")
 KEYS = [f"key-{n}" for n in range(60)]
@@ -88,7 +88,7 @@ class Work:
         with self.opened() as store:
             while not self.stop.is_set():
                 with contextlib.suppress(ExportQueueError):
-                    rewrite(store.database, "orders", owner=Owner("rewriting"))
+                    compact(store.database, "orders", older_layouts=True, owner=Owner("rewriting"))
 
 
 def counts(report: Any) -> tuple[int, int, int]:

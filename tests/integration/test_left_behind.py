@@ -73,7 +73,10 @@ def test_a_place_that_can_be_no_folder_is_refused_at_once(orders: Store, tmp_pat
     orders.database.segments = str(
         {"below a file": place / "below", "a long name": tmp_path / ("a" * 300)}.get(what, place)
     )
-    with pytest.raises(SegmentRefused, match="see that the place is a folder"), orders.transaction(long=True) as tx:
+    with (
+        pytest.raises(SegmentRefused, match="check that the place and all its parents are folders"),
+        orders.transaction(long=True) as tx,
+    ):
         tx.queue("orders").add_batch(table(3, 10))
 
 

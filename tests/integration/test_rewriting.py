@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import random
@@ -35,10 +36,9 @@ from export_queue.core.queue import Layout, close_layouts, find_queue, read
 from export_queue.core.segments import (
     UnitReader,
     compact,
+    gathering,
     list_segments,
     peek,
-    rewrite,
-    rewriting,
     vacuum_segments,
     waiting_segments,
     watched_steps,
@@ -48,6 +48,7 @@ from export_queue.core.store.schema import entry
 from export_queue.core.store.schema import layout as layout_table
 from export_queue.core.transactions import take_snapshot
 
+rewrite = functools.partial(compact, older_layouts=True)
 fork = multiprocessing.get_context("fork")
 SMALL = Candidates(most_bytes=1500)
 OTHER = {"buckets": 7, "buckets_per_range": 3, "guard": "seq"}
@@ -64,7 +65,7 @@ def orders(store: Store, tmp_path: Path) -> Store:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewriting, "_CHUNK_ROWS", 7)
+    monkeypatch.setattr(gathering, "_CHUNK_ROWS", 7)
 
 
 def fill(store: Store, *, seed: int, queue_id: str = "orders") -> None:
@@ -534,7 +535,7 @@ def test_a_row_that_comes_back_among_those_that_move_is_not_lost(
 ) -> None:
     fill(orders, seed=17)
     queue, layout = orders.queue("orders"), Layout(1, 20, 10)
-    (bucket_of, key, seq, value) = next(row for row in entries_of(orders, layout) if row[3] == b"17-2")
+    _, (bucket_of, key, seq, value), *_ = (row for row in entries_of(orders, layout) if row[3] == b"17-2")
     before = waits(orders)
     with orders.database.begin() as work:
         queries.entries.delete_entries(work, queue.number, queue.layout, [(bucket_of, key, seq)])
@@ -563,7 +564,7 @@ def test_a_dry_run_changes_nothing(orders: Store) -> None:
 
 
 def test_where_nothing_waits_in_older_layouts_they_are_closed_and_nothing_is_done(orders: Store) -> None:
-    assert rewrite(orders.database, "orders").line().startswith("orders: 0 segments and 0 rows of 0 units")
+    assert rewrite(orders.database, "orders").line().startswith("orders: 0 segments and 0 rows in 0 units")
     with orders.transaction(long=True) as late:
         _ = late.id
         orders.alter_queue("orders", **OTHER)
@@ -574,7 +575,7 @@ def test_where_nothing_waits_in_older_layouts_they_are_closed_and_nothing_is_don
 
 
 def test_what_is_worth_it_is_no_question(orders: Store) -> None:
-    with pytest.raises(InvalidArgument, match="takes everything that waits there"):
+    with pytest.raises(InvalidArgument, match="takes everything that is pending there"):
         orders.compact("orders", older_layouts=True, wanted=Candidates(least=2))
 
 

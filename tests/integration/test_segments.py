@@ -870,7 +870,7 @@ def test_a_lost_file_is_given_up_by_name_and_for_one_reader(orders: Store) -> No
     Path(lost.file).unlink()
     with pytest.raises(SegmentLost, match="give_up_file"):
         drained(orders, "airports/search", chunk_rows=3)
-    with pytest.raises(InvalidArgument, match="nothing waits"):
+    with pytest.raises(InvalidArgument, match="no pending segment is in"):
         orders.dead_letters.give_up_file("airports/search", "/another")
     assert orders.dead_letters.give_up_file("airports/search", lost.file, who="me") == lost.entries
     assert len(drained(orders, "airports/search")) == whole.entries

@@ -43,7 +43,6 @@ from export_queue.core.segments import (
     compact,
     fall_back,
     list_segments,
-    rewrite,
     vacuum_segments,
     waiting_segments,
     watched_steps,
@@ -317,7 +316,7 @@ class World:
             self.alter()
         wanted = Candidates(most_bytes=self.chance.choice([60, 200, 1 << 20]))
         with self._merging() as owner:
-            report = rewrite(self.store.database, reader.id, wanted=wanted, owner=owner)
+            report = compact(self.store.database, reader.id, older_layouts=True, wanted=wanted, owner=owner)
             assert report.read == report.written + report.superseded
 
     @contextlib.contextmanager

@@ -48,7 +48,7 @@ from export_queue import (
 from export_queue.core.locks import Area, acquire
 from export_queue.core.maintenance import Patience, maintain
 from export_queue.core.queue import subscribe, unsubscribe
-from export_queue.core.segments import compact, fall_back, rewrite, vacuum_segments
+from export_queue.core.segments import compact, fall_back, vacuum_segments
 from export_queue.core.store import schema
 from export_queue.core.store.portable import prefix_of
 
@@ -242,7 +242,7 @@ def older_layout(scene: Scene, store: Store) -> None:
 
 def move(scene: Scene, store: Store) -> None:
     """Move what waits in older layouts into the current one."""
-    rewrite(store.database, scene.readers[0])
+    compact(store.database, scene.readers[0], older_layouts=True)
 
 
 def lost_file(scene: Scene, store: Store) -> None:

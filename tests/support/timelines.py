@@ -157,5 +157,5 @@ def answers(timeline: Timeline) -> dict[str, Any]:
         "hidden": timeline.hidden(),
         "missing": timeline.missing(),
         "generations": [timeline.generation_at(bucket) for bucket in range(12)],
-        "next": ({one: timeline.next_partition(one) for one in generations}, timeline.next_version()),
+        "next": {one: timeline.next_partition(one) for one in generations},
     }

@@ -8,7 +8,7 @@ import pytest
 
 from export_queue import Candidates, InvalidArgument, Range
 from export_queue.core.locks import ROWS
-from export_queue.core.segments import Segment, choose_candidates
+from export_queue.core.segments import Segment, UnitPlan, choose_candidates
 
 UNIT = Range(0, 5)
 SECOND = 1_000_000_000
@@ -38,10 +38,7 @@ def segment(transaction: int, *, number: int = 1, size: int = 10) -> Segment:
 def chosen(segments: list[Segment], *, rows: int = 0, row_bytes: int = 1, **options: Any) -> list[tuple[int, int]]:
     wanted = Candidates(**{"least": 2, "small_bytes": 100, "most_bytes": 1000, **options.pop("wanted", {})})
     plan = choose_candidates(
-        UNIT,
-        segments,
-        row_entries=rows,
-        row_bytes=row_bytes,
+        UnitPlan(UNIT, tuple(segments), rows, row_bytes),
         wanted=wanted,
         now_ms=options.pop("now_ms", 10_000),
         **options,

@@ -135,7 +135,7 @@ def test_a_file_lies_in_its_folder(base: str) -> None:
 
 
 def test_a_report_survives_json() -> None:
-    report = FileReport("/a", 7, 3, "xxh3_128:0", (Slice(0, 5, 0, 1, 2, 3), Slice(5, 10, 1, 2, 2, 3)))
+    report = FileReport("/a", 7, 3, "xxh3_128:0", (Slice(0, 5, 0, 1, 2, 3, 1, 7, 9), Slice(5, 10, 1, 2, 2, 3, 1, 8, 8)))
     assert msgspec.json.decode(msgspec.json.encode(report), type=FileReport) == report
     assert report.entries == 4
 

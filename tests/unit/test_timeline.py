@@ -287,7 +287,6 @@ def test_compaction_learns_what_to_replace_and_which_numbers_are_free() -> None:
     assert numbers(timeline.segments_of(generation)) == [1, 4, 5]
     assert timeline.next_partition(generation) == 5
     assert timeline.next_partition(Generation(100, 200, 1)) == 0
-    assert timeline.next_version() == 2
     assert timeline.overshadowed_by([ident(4), ident(5)]) == example[6].group.overshadows == {1, 2, 3, 4}
     assert timeline.overshadowed_by([ident(1)]) == {0}
 

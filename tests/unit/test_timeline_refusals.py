@@ -14,11 +14,11 @@ from export_queue.core.timeline import AtomicGroup, Generation, Timeline, Timeli
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AtomicGroup.of(), "expected members"),
-        (lambda: AtomicGroup.of(-1), "0 or higher"),
-        (lambda: AtomicGroup.of(3, 4, overshadows=frozenset({3})), "partitions below 3, found {3}"),
-        (lambda: AtomicGroup.of(3, overshadows=frozenset({5})), "below 3, found {5}"),
-        (lambda: AtomicGroup.of(3, overshadows=frozenset({-1})), "below 3, found {-1}"),
+        (lambda: AtomicGroup(frozenset()), "expected members"),
+        (lambda: AtomicGroup(frozenset({-1})), "0 or higher"),
+        (lambda: AtomicGroup(frozenset({3, 4}), frozenset({3})), "partitions below 3, found {3}"),
+        (lambda: AtomicGroup(frozenset({3}), frozenset({5})), "below 3, found {5}"),
+        (lambda: AtomicGroup(frozenset({3}), frozenset({-1})), "below 3, found {-1}"),
         (lambda: segment(1, 0, at=(5, 5)), "first < end"),
         (lambda: segment(1, 0, at=(-1, 5)), "0 ≤ first"),
         (lambda: segment(1, 0, version=-1), "version of 0 or higher"),
