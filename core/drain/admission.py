@@ -1,4 +1,4 @@
-"""Showing a sink a fence of its store, before a drain claims anything."""
+"""Sending a sink a fence of its store before a drain claims anything, and readmitting a sink that lost data."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ log = logging.getLogger("export_queue.drain")
 
 _ADMISSIONS = 10
 _REPORTS = 100
-"""Reports of removed subscriptions of a name that are looked at."""
+"""Number of reports of removed subscriptions of a name that are searched."""
 
 
 class StoreHandle(Protocol):
-    """The parts of a user's store that a drain needs."""
+    """The part of a user's store that a drain needs."""
 
     @property
     def id(self) -> str:
-        """Identity of the store."""
+        """Id of the store."""
 
     @property
     def database(self) -> Database:
-        """Its connections."""
+        """Connections to it."""
 
 
 def admit(database: Database, ask: Callable[[int], None]) -> int:
-    """Show a sink a fence that is younger than all that it has seen from this store.
+    """Send a sink a fence that is higher than all that it has seen from this store.
 
-    :param ask: asks the sink, with the fence.
+    :param ask: sends a fence to the sink.
     :returns: the fence, which the sink keeps from now on.
-    :raises SinkBelongsToAnother: the sink has seen younger fences, or another store.
+    :raises SinkBelongsToAnother: the sink has seen higher fences, or another store.
     """
     remaining = _ADMISSIONS
     while True:
@@ -83,20 +83,20 @@ def ask_sink(
 
 
 def note_fence(database: Database, queue: Queue, sink_name: str, fence: int) -> None:
-    """Note in the store that a sink has kept a fence: a sink that shows a lower one later has lost data since."""
+    """Note in the store that a sink accepted a fence. A sink with a lower one has lost data since."""
     with database.begin() as work:
         queries.queues.note_fence(work, queue.number, sink_name, fence)
 
 
 def warn_of_closed(queue: Queue, closed: Sequence[Range]) -> None:
-    """Say in the log that units were asked for in which nothing waits any more: perhaps somebody has written them down.
+    """Warn that requested units belong to a closed layout: somebody may have written them down.
 
     :param closed: units of layouts that the queue had before it was altered.
     """
     if closed:
         log.warning(
-            "%s: nothing waits in %s any more: the queue was altered, and entries come into layout %d; "
-            "list the ranges anew, or leave them out",
+            "%s: nothing is pending in %s any more: the queue was altered, and entries are added to layout %d; "
+            "list the ranges again, or omit them",
             queue.id,
             " ".join(str(part) for part in join_ranges(closed)),
             queue.layout,
@@ -104,7 +104,7 @@ def warn_of_closed(queue: Queue, closed: Sequence[Range]) -> None:
 
 
 def warn_of_namesake(database: Database, queue: Queue, sink_name: str) -> None:
-    """Say in the log that a sink may have records of a removed namesake, until the subscription has drained entries."""
+    """Warn, until the subscription has drained entries, that a sink may have records of a removed namesake."""
     if queue.parent is None:  # only subscriptions can be removed
         return
     with database.read() as work:
@@ -112,7 +112,7 @@ def warn_of_namesake(database: Database, queue: Queue, sink_name: str) -> None:
     if sink_name in known:
         log.warning(
             "%s: a subscription of this name, since removed, drained into %s: records that were deleted meanwhile "
-            "stay there for ever, unless the sink or its collections were emptied",
+            "stay there permanently, unless the sink or its collections were emptied",
             queue.id,
             sink_name,
         )
@@ -126,23 +126,23 @@ def readmit(
     complete: bool = False,
     who: str | None = None,
 ) -> list[Mark]:
-    """Go on with a sink that has lost data, on purpose: it is taken as it is, and what it lacks is set up anew.
+    """Accept a sink that has lost data, and continue to drain into it.
 
-    Drains refuse such a sink (:class:`SinkLostData`), since it lacks what was drained before. From now on they deliver
-    to it what is added, and report that it is incomplete, until a first load of the subscription has delivered
-    everything again, or somebody declares it complete. No first load closes the mark of a sink that is back in an older
-    state, since it removes nothing: empty such a sink before.
+    Drains refuse such a sink (:class:`SinkLostData`) because it lacks entries that were drained before. After this call
+    they deliver new entries and report that the sink is incomplete, until a first load of the subscription has
+    delivered everything again, or somebody declares the sink complete. If the sink is back in an older state, a first
+    load does not make it complete, because it deletes nothing: empty such a sink first.
 
     :param store: an open store.
     :param queue_id: the queue that drains into it.
     :param sink: a description of the sink, or an open one, which stays open.
-    :param complete: promise that the sink lacks nothing, as after all its records were added to the queue again. The
-        promise is recorded.
+    :param complete: declare that the sink lacks nothing, for example because all records were added to the queue again.
+        The declaration is recorded.
     :param who: name for the record; by default user and host of this process.
     :returns: what the sink lacks now.
     :raises UnknownQueue: the store has no such queue.
     :raises SinkBindingError: the queue drains into another sink, or with other options.
-    :raises HasSubscriptions: each of them drains into a sink of its own.
+    :raises HasSubscriptions: the queue has subscriptions, each with its own sink.
     :raises SinkError: the sink cannot be used, or another store feeds it.
     """
     who = who or user_at_host()
@@ -154,7 +154,7 @@ def readmit(
         if queue.binding is not None:
             check_binding(queue, binding_with(opened, json.loads(queue.binding)["exporter"]))
         is_older = bool(delivered) and _is_older(store, opened, queue_id, shown=delivered)
-        # first the mark: a process that ends in between must not leave a hole that nothing tells of
+        # the mark comes first: if this process ends in between, the loss must be on record
         with _marked(store.database, queue, who, is_older=is_older) if delivered else contextlib.nullcontext():
             fence = admit(
                 store.database,
@@ -171,7 +171,7 @@ def readmit(
 
 
 def _is_older(store: StoreHandle, sink: Sink | FencedSink, queue_id: str, *, shown: int) -> bool:
-    """Ask whether a sink is back in an older state, in which it may hold records that were deleted since."""
+    """Return whether a sink is back in an older state, and may hold records that were deleted since."""
     named = {"queue_id": queue_id, "store_id": store.id, "shown": shown}
     try:
         admit(store.database, lambda fence: call_sink(sink, "admit", fence=fence, **named))

@@ -1,9 +1,8 @@
-"""The result of each operation of one chunk: pure bookkeeping between a drain and its sink.
+"""Counting the results of the operations of one chunk; pure.
 
-A chunk's operations are collapsed and sent in rounds. In nearly every chunk there is one round. Where
-the sink rejects an operation its entry is dead as a whole, and operations of other entries that had
-given way to the rejected one must be sent after all: they form the next round (I6). Every operation
-ends in exactly one of four counts: written, stale, collapsed, rejected (I13).
+A chunk's operations are collapsed and sent in rounds, nearly always in one. If the sink rejects an operation, its whole
+entry is dead, and operations that the rejected one had superseded are sent in another round (I6). Every operation ends
+in exactly one of four counts: written, stale, collapsed, rejected (I13).
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from export_queue.core.sinks import Operations, Round, next_round
 
 @dataclass(slots=True)
 class Batch:
-    """The operations of one chunk on their way into the sink.
+    """The operations of one chunk and their results.
 
-    Use: while :meth:`next_round` gives operations, send them and hand their results to :meth:`record`.
+    While :meth:`next_round` returns operations, send them and pass their results to :meth:`record`.
 
-    :param operations: all operations that the exporter made of the chunk.
-    :param dead: entries that are dead already, by position in the chunk: the exporter failed on them.
+    :param operations: all operations that the exporter made from the chunk.
+    :param dead: entries on which the exporter failed, by position in the chunk.
     """
 
     operations: Operations
@@ -32,18 +31,17 @@ class Batch:
     collapsed: int = 0
     rejected: int = 0
     _pending: Sequence[int] = ()
-    """Positions of operations without a result that are not in the round under way."""
+    """Positions of operations that have no result and are not in the current round."""
     _round: Round | None = None
-    """The round under way."""
 
     def __post_init__(self) -> None:
         self._pending = range(len(self.operations))
 
     def next_round(self) -> Operations | None:
-        """Collapse the operations that are sent next; None where every operation has its result.
+        """Return the next operations to send, collapsed; None if every operation has a result.
 
-        :raises AmbiguousRecord: two entries of one transaction put different documents into one record;
-            its ``positions`` are those among all operations.
+        :raises AmbiguousRecord: two entries of one transaction put different documents into one record; its
+            ``positions`` count among all operations.
         """
         if not self._pending:
             return None
@@ -54,8 +52,8 @@ class Batch:
         """Record the results of a whole round.
 
         :param written: operations that the sink wrote.
-        :param stale: operations that met something newer.
-        :param rejected: position in the round and reason of each operation that the sink will never take.
+        :param stale: operations for which the sink holds something newer.
+        :param rejected: position in the round and reason of each operation that the sink rejects permanently.
         """
         assert self._round is not None
         current, self._round = self._round, None
@@ -67,6 +65,6 @@ class Batch:
             self.dead.setdefault(self.operations.entries[position], failure)
         freed = current.freed_by(refused)
         self.collapsed += len(current.superseded) - len(freed)
-        # no operation of a dead entry is sent any more
+        # operations of a dead entry are not sent
         self._pending = [position for position in freed if self.operations.entries[position] not in self.dead]
         self.rejected += len(freed) - len(self._pending)

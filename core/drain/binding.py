@@ -1,7 +1,7 @@
-"""What a reader is bound to: the sink's options and the exporter that decide which record an entry becomes.
+"""The binding of a reader: the sink's options and the exporter, which decide the record that an entry becomes.
 
-The first drain that delivers something stores them with the reader. A later drain takes what it leaves out from there,
-and is refused where it says something else: its records would be others, and those that exist would stay as they are.
+The first drain that delivers something stores them with the reader. A later drain uses the stored ones for all that it
+omits, and is refused if it gives others: it would write other records, and the existing ones would become stale.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from export_queue.core.sinks import FencedSink, Sink, SinkSpec, binding_of, firs
 from export_queue.core.store import Database, queries
 
 Binding = Mapping[str, Any]
-"""Of the sink by name of option, and of the exporter under ``exporter``."""
+"""The sink's options by name, and the exporter under ``exporter``."""
 _EXPORTER = "exporter"
 _COLLECTION = re.compile(r"(?<!\$)\$(?:collection\b|\{collection\})")
 """The field of templates; see :mod:`export_queue.core.sinks.naming`."""
 
 
 def binding_with(sink: Sink | FencedSink, exporter: str) -> Binding:
-    """Return what a drain's open sink and its exporter, by name, bind a reader to."""
+    """Return the binding of an open sink and the name of an exporter."""
     return {**binding_of(sink), _EXPORTER: exporter}
 
 
 def filled_in(
     database: Database, queue_id: str, sink: SinkSpec | Sink | FencedSink, exporter: object | None
 ) -> tuple[SinkSpec | Sink | FencedSink, object | None]:
-    """Take what a drain leaves out from what its reader is bound to.
+    """Complete a sink and an exporter from the binding of the reader.
 
-    :param queue_id: the reader; one that does not exist is left for the drain to report.
-    :param sink: a description of the sink; options of an open one are as they are.
+    :param queue_id: the reader. If it does not exist, the drain reports it.
+    :param sink: a description of the sink; an open sink is returned unchanged.
     :param exporter: the exporter, or None.
     :raises SinkBindingError: the reader's exporter cannot be found by its name.
     """
@@ -69,7 +69,7 @@ def check_binding(queue: Queue, found: Binding) -> bool:
         return True
     stored, found = _flat(json.loads(queue.binding)), _flat(found)
     says_nothing = found.keys() == {_EXPORTER}
-    if says_nothing or stored.keys() == {_EXPORTER}:  # a sink without binding(), such as a wrapper of another one
+    if says_nothing or stored.keys() == {_EXPORTER}:  # a sink without binding(), such as a wrapper
         stored, found = {_EXPORTER: stored[_EXPORTER]}, {_EXPORTER: found[_EXPORTER]}
     differing = [
         name
@@ -79,16 +79,15 @@ def check_binding(queue: Queue, found: Binding) -> bool:
     if differing:
         raise SinkBindingError(
             f"queue {queue.id!r} drains into sink {queue.sink!r} with {_listed(stored, differing)}, "
-            f"found a drain with {_listed(found, differing)}: it would write other records, and those that exist would "
-            "stay as they are",
-            hint=f"leave {' and '.join(differing)} out, and the drain takes what is stored; "
-            + _on_purpose(queue.id, queue.sink),
+            f"found a drain with {_listed(found, differing)}: it would write other records, and existing ones would "
+            "become stale",
+            hint=f"omit {' and '.join(differing)} to use the stored values; " + _on_purpose(queue.id, queue.sink),
         )
     return says_nothing
 
 
 def _flat(binding: Binding) -> Binding:
-    """Name the options of a composite sink's parts by the part: ``cache.key``."""
+    """Return a binding in which options of a composite sink's parts are named like ``cache.key``."""
     parts = binding.get("parts", {}) if binding.get("kind") == "composite" else {}
     own = {name: value for name, value in binding.items() if name != "parts" or not parts}
     return own | {f"{part}.{name}": value for part in parts for name, value in _flat(parts[part]).items()}
@@ -96,8 +95,8 @@ def _flat(binding: Binding) -> Binding:
 
 def _on_purpose(queue_id: str, sink: str | None) -> str:
     return (
-        f"to change it on purpose: export-queue rebind {queue_id} {shlex.quote(str(sink))}; the next drain stores its "
-        "own options, and what was drained before has to be delivered again"
+        f"to change them: export-queue rebind {queue_id} {shlex.quote(str(sink))}; the next drain stores its own "
+        "options, and earlier entries must be delivered again"
     )
 
 
@@ -108,14 +107,14 @@ def _listed(binding: Binding, names: list[str]) -> str:
 def _is_same(name: str, stored: Any, found: Any, queue: Queue, *, copies: bool) -> bool:
     if name == _EXPORTER:
         return bool(stored == found) or _is_same_object(stored, found)
-    texts = [json.dumps(value) for value in (stored, found)]  # dictionaries too are compared in their order
-    if copies:  # all its records are of one collection, whether a template names it or not
+    texts = [json.dumps(value) for value in (stored, found)]  # the order of dictionaries counts
+    if copies:  # all records are in one collection, whether a template names it or not
         texts = [_COLLECTION.sub(first_collection(queue.id), text) for text in texts]
     return texts[0] == texts[1]
 
 
 def _is_same_object(stored: str, found: str) -> bool:
-    """Return whether two names lead to one exporter, as where a package re-exports it."""
+    """Return whether two import paths lead to the same exporter, for example if a package re-exports it."""
     with contextlib.suppress(ExporterError):
         return import_object(stored, error=ExporterError) is import_object(found, error=ExporterError)
     return False

@@ -1,4 +1,4 @@
-"""Bringing one chunk of entries into the sink, and deciding what becomes of rejected entries."""
+"""Delivering one chunk of entries to the sink, and handling rejected entries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from export_queue.core.sinks import Operations
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A chunk whose every entry is in the sink or dead, and may leave the queue."""
+    """A chunk that may leave the queue: each of its entries is in the sink or dead."""
 
     entries: Entries
     dead: list[DeadLetter]
@@ -29,8 +29,8 @@ class Applied:
 class ChunkWriter:
     """Exports and applies chunks, and counts the dead.
 
-    :param queue: the queue that the chunks are of.
-    :param exporter: makes operations of entries, open.
+    :param queue: the queue of the chunks.
+    :param exporter: an open exporter.
     :param request: parameters of the drain.
     """
 
@@ -40,11 +40,11 @@ class ChunkWriter:
     _dead: int = 0
 
     def apply(self, entries: Entries, sender: Sender) -> Applied:
-        """Bring a chunk into the sink; only when this returns may it be removed (I7).
+        """Deliver a chunk to the sink. It may be removed only after this returns (I7).
 
-        :param sender: the way into the sink.
-        :raises EntryRejected: an entry was rejected, and the request says to stop.
-        :raises TooManyDeadLetters: more of them were rejected than the request allows.
+        :param sender: sends operations to the sink.
+        :raises EntryRejected: an entry was rejected, and the request has ``on_error="fail"``.
+        :raises TooManyDeadLetters: more entries were rejected than the request allows.
         :raises AmbiguousRecord: two entries of one transaction put different documents into one record.
         """
         refused: set[int] = set()
@@ -80,7 +80,7 @@ class ChunkWriter:
         return sender.send(operations, on_rejected=lambda i, failure: refuse(operations.entries[i], failure))
 
     def _shown(self, entries: Entries, entry: int) -> str:
-        # never with its value
+        # without the value, which may be confidential
         return f"entry {entries.keys[entry]!r} of {self.queue.id} (seq {entries.seqs[entry]})"
 
     def _dead_letters(self, entries: Entries, dead: dict[int, Failure]) -> list[DeadLetter]:
@@ -97,7 +97,7 @@ class ChunkWriter:
 
 
 def too_many(request: DrainRequest, example: str) -> TooManyDeadLetters:
-    """Say that the limit is passed, with one of the reasons."""
+    """Return the error for more dead letters than allowed, with one of the reasons."""
     return TooManyDeadLetters(f"more than max_dead={request.max_dead} entries were rejected; the last one: {example}")
 
 

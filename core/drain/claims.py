@@ -1,4 +1,4 @@
-"""What a drain claims of the units that have work, beside others that hold some of it."""
+"""Claiming units that have work, next to others that may hold parts of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = 5
 class Claims:
     """The claims of one drain.
 
-    :param shared: units that were claimed but for what others hold of them.
+    :param shared: units that were claimed except for the parts that others hold.
     """
 
     database: Database
@@ -30,14 +30,14 @@ class Claims:
     def claim(
         self, queue: Queue, units: Sequence[Range], snapshot: Snapshot, *, is_fenced: bool, revokes: bool = False
     ) -> list[Lease]:
-        """Claim the units that are free now, or what is free of them.
+        """Claim what is free in some units.
 
-        A sink with ranks takes entries in any order, so that what a compaction holds of a unit may come later.
+        A sink with ranks accepts entries in any order, so the parts that a compaction holds may be delivered later.
 
         :param snapshot: decides which entries count.
         :param is_fenced: whether the sink keeps no ranks.
-        :param revokes: whether locks of lower priority are revoked that are in the way.
-        :raises LockNotAvailable: not all is free, and the request says that the drain is to fail then.
+        :param revokes: whether conflicting locks of lower priority are revoked.
+        :raises LockNotAvailable: others hold something, and the request has ``if_locked="fail"``.
         """
         request = self.request
         units = units if revokes else self._with_some_free(queue, units, snapshot)
@@ -62,7 +62,7 @@ class Claims:
         return leases
 
     def _with_some_free(self, queue: Queue, units: Sequence[Range], snapshot: Snapshot) -> Sequence[Range]:
-        """Leave out the units of which nothing is left but what others hold."""
+        """Leave out units in which only the parts that others hold are left."""
         known = self.shared.intersection(units)
         if not known:
             return units
@@ -71,18 +71,18 @@ class Claims:
         return [unit for unit in units if unit not in known or unit in again]
 
     def not_available(self, queue: Queue, units: Sequence[Range]) -> LockNotAvailable:
-        """Make the error that names who holds units."""
+        """Return the error that names the holders of units."""
         with self.database.read() as work:
             error = not_available(work, queue, units)
         if self.request.if_locked == "wait":
             error.hint = (
-                f"the drain has waited for {self.request.lock_timeout:g} s: wait longer (lock_timeout), "
+                f"the drain waited for {self.request.lock_timeout:g} s: wait longer (lock_timeout), "
                 "or see who holds it: export-queue locks"
             )
         return error
 
     def awaited(self, queue: Queue, units: Sequence[Range], promised: Snapshot) -> str:
-        """Name the holders of the units that are ready; where none is, the transactions that hold entries back."""
+        """Name the holders of the ready units; if none is ready, name the transactions that hold entries back."""
         if not units:
             return f"older transactions: {in_progress(self.database, promised)}"
         with self.database.read() as work:
@@ -92,5 +92,5 @@ class Claims:
 
 
 def shown(units: Sequence[Range]) -> str:
-    """Show units to people, joined where they follow on each other."""
+    """Return units as text, with neighbours joined."""
     return " ".join(str(part) for part in join_ranges(units))

@@ -1,11 +1,11 @@
-"""Putting dead letters back into their queue, so that the next drain sends them again."""
+"""Queueing dead letters again, so that the next drain sends them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from export_queue.core.drain.course import POLL_SECONDS
+from export_queue.core.drain.drain_run import POLL_SECONDS
 from export_queue.core.drain.request import LEASE_SECONDS
 from export_queue.core.errors import LeaseLost, LockNotAvailable
 from export_queue.core.locks import ROWS, Lease, Owner, claim, hold, holders, release
@@ -33,21 +33,21 @@ def retry_dead_letters(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Make entries of dead letters again, each with its own sequence, so that a newer one in the sink still wins.
+    """Turn dead letters back into entries with their old sequences, so that newer records in the sink still win.
 
-    Each letter goes back under the lock on the row entries of its unit. A drain that is at work there has taken its
-    snapshot already: its next removal would take the entry along, although no sink has seen it (I7).
+    Each letter is queued under the lock on the row entries of its unit. A drain that works there already has its
+    snapshot: its next removal would remove the entry although no sink has received it (I7).
 
     :param which: letters to retry, oldest first.
-    :param who: name for the audit, which the store keeps.
-    :param limit: most letters.
+    :param who: name for the audit record.
+    :param limit: maximum number of letters.
     :param lock_timeout: seconds to wait for drains of their units, after which compactions there are revoked.
-    :returns: how many went back.
-    :raises LockNotAvailable: drains were at work all the time; letters that went back before stay in the queue.
+    :returns: number of letters that were queued.
+    :raises LockNotAvailable: drains held the units all the time; letters that were queued before stay queued.
     """
     with database.read() as work:
         letters = list_dead_letters(work, queue, which, limit=limit)
-        queue = in_all_layouts(work, find_queue(work, queue.id))  # anew: the letters may be of a younger layout
+        queue = in_all_layouts(work, find_queue(work, queue.id))  # read again: the letters may belong to a newer layout
     layouts = {layout.number: layout for layout in queue.layouts()}
     waiting: dict[Range, list[Position]] = {}
     for letter in letters:
@@ -74,7 +74,7 @@ def retry_dead_letters(
                         hold(work, lease)
                         of = queue.in_layout(lease.layout)
                         count = requeue(work, of, waiting[lease.range], who=who, which=which)
-                except LeaseLost:  # it ran out while others were worked on, or was revoked: it is claimed anew
+                except LeaseLost:  # it expired or was revoked meanwhile: claimed again
                     continue
                 moved += count
                 del waiting[lease.range]
@@ -96,5 +96,5 @@ def _not_available(
     return LockNotAvailable(
         f"others work on {queue.id}: {moved} dead letters are queued again, {sum(map(len, waiting.values()))} are not; "
         f"held: {', '.join(held) or 'free by now'}",
-        hint="try again; a letter that is queued again is not put there twice",
+        hint="try again; no letter is queued twice",
     )

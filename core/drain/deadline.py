@@ -1,4 +1,4 @@
-"""The deadline of a drain: a moment after which it brings nothing more, and ends in order."""
+"""The deadline of a drain: after it, the drain delivers nothing more and ends in order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from export_queue.core.retry import Retry
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment of this process's clock; without one, a drain may last for any time.
+    """A moment of this process's clock; infinite by default.
 
-    :param time_limit: how many seconds the drain may last; None for any time.
-    :param until: ``clock()`` at which they are over.
-    :param clock: tells seconds; only differences count.
+    :param time_limit: seconds that the drain may last; None for no limit.
+    :param until: value of ``clock()`` at which the time is over.
+    :param clock: returns seconds; only differences count.
     """
 
     time_limit: float | None = None
@@ -27,31 +27,27 @@ class Deadline:
 
     @classmethod
     def after(cls, time_limit: float | None, *, clock: Callable[[], float] = time.monotonic) -> Self:
-        """Count a drain's time limit from now on."""
+        """Start a drain's time limit now."""
         return cls(time_limit, math.inf if time_limit is None else clock() + time_limit, clock)
 
     def left(self) -> float:
-        """Tell how many seconds are left; 0 once the time is over."""
+        """Return the seconds that are left; 0 once the time is over."""
         return max(0.0, self.until - self.clock())
 
     def check(self) -> None:
-        """Look whether there is time left.
+        """Check that there is time left.
 
-        :raises DrainTimedOut: there is none.
+        :raises DrainTimedOut: the time is over.
         """
         if not self.left():
             raise self.error()
 
     def error(self) -> DrainTimedOut:
-        """Make the error that ends a drain whose time is over."""
         assert self.time_limit is not None
         return DrainTimedOut(f"the drain had {self.time_limit:g} seconds, which are over")
 
     def bounded(self, retry: Retry) -> Retry:
-        """Let the pauses of a retry end by the deadline: one that would last longer ends then, in the deadline's error.
-
-        :param retry: how often, and how long apart, a step of the drain is repeated.
-        """
+        """Return a retry whose pauses end at the deadline, with the deadline's error."""
 
         def pause(seconds: float) -> None:
             retry.sleep(min(seconds, self.left()))

@@ -1,4 +1,4 @@
-"""Engines, which drain claimed ranges: in this process or (in ``core/spark``) as the tasks of a Spark job."""
+"""The engine of a drain: it drains claimed ranges in this process or, in ``core/spark``, by tasks of a Spark job."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Engine(Protocol):
 
     @property
     def is_fenced(self) -> bool:
-        """Tell whether the sink has no ranks, and relies on claims."""
+        """Whether the sink has no ranks and relies on claims."""
 
     def binding(self) -> Binding:
-        """Return the options of sink and exporter that decide which record is written."""
+        """Return the options of sink and exporter that decide which records are written."""
 
     @property
     def is_tallied(self) -> bool:
-        """Tell whether what has left the queue is counted by tallies in the store, since reports may be lost."""
+        """Whether tallies in the store count what left the queue, because reports may be lost."""
 
     @property
     def has_sent(self) -> bool:
-        """Tell whether a batch may have reached the sink."""
+        """Whether a batch may have reached the sink."""
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
         """Check sink and exporter once, before anything is claimed."""
@@ -40,7 +40,7 @@ class Engine(Protocol):
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
     ) -> Iterable[RangeReport]:
-        """Drain leased ranges, one report for each; the report of a range that was not done has the problem."""
+        """Drain leased ranges, with one report for each; the report of an unfinished range has the problem."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From entries to operations: the user's exporter is found and called."""
+"""Exporters, which turn entries into operations: finding and calling the user's."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from export_queue.core.sinks import Delete, Operations, OperationsBuilder, Put
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What an exporter is given: one committed entry with its key and value decoded.
+    """A committed entry with decoded key and value, as an exporter receives it.
 
     :param queue: id of the queue.
-    :param key: as it was added.
-    :param value: as it was added; None where it was added as null.
-    :param seq: the adding transaction's id.
+    :param key: the key as it was added.
+    :param value: the value as it was added; None for null.
+    :param seq: id of the transaction that added it.
     """
 
     queue: str
@@ -48,7 +48,6 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Take class and text of an exception."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         return cls(text_of(error), name)
@@ -56,7 +55,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The operations of a chunk of entries, and the entries that gave none because they failed."""
+    """The operations of a chunk, and the entries that failed."""
 
     operations: Operations
     failures: dict[int, Failure] = field(default_factory=dict)
@@ -68,17 +67,17 @@ COPY = "default"
 
 
 class Exporter(Protocol):
-    """Turns chunks of entries into operations; opened before the first chunk, closed after the last."""
+    """Turns chunks of entries into operations. It is opened before the first chunk and closed after the last."""
 
     name: str
     identity: str
-    """What a reader is bound to: an import path, or ``<…>`` where the object cannot be found by one."""
+    """What a reader is bound to: an import path, or ``<…>`` if no path leads to the object."""
 
     def open(self) -> None:
         """Prepare the exporter."""
 
     def export(self, queue: Queue, entries: Entries) -> Exported:
-        """Turn a chunk into operations; transient errors are raised, others belong to their entry."""
+        """Turn a chunk into operations. Transient errors are raised; others are failures of their entry."""
 
     def close(self) -> None:
         """Free the resources that ``open`` took."""
@@ -87,8 +86,8 @@ class Exporter(Protocol):
 class CopyExporter:
     """The default exporter: each entry is one record.
 
-    Collection = the queue's id, also where a subscription of it is drained; record id = the key's bytes; document = the
-    value's bytes; null deletes.
+    Collection = the id of the queue, also if one of its subscriptions is drained; record id = the bytes of the key;
+    document = the bytes of the value; null deletes the record.
     """
 
     name = identity = COPY
@@ -97,7 +96,7 @@ class CopyExporter:
         """Do nothing."""
 
     def export(self, queue: Queue, entries: Entries) -> Exported:
-        """Pass the columns on as they are."""
+        """Return the columns unchanged."""
         count = len(entries)
         return Exported(Operations([queue.source] * count, entries.keys, entries.values, entries.seqs, range(count)))
 
@@ -106,15 +105,15 @@ class CopyExporter:
 
 
 class _NotRun(ExporterError):
-    """The result of an exporter shows that it has not run."""
+    """The result of an exporter shows that it did not run."""
 
 
 class FunctionExporter:
-    """A user's ``export(entry)``, alone or as a method beside ``open`` and ``close``.
+    """A user's ``export(entry)``, as a function or as a method of an object.
 
-    An entry that it refuses is offered to it once more; after that its error is the entry's failure.
+    If it fails for an entry, it is called once more; the second error is the entry's failure.
 
-    :param name: how messages call it.
+    :param name: its name in messages.
     :param export: the function.
     :param owner: the object whose ``open`` and ``close``, if any, are called around the drain.
     :param identity: what a reader is bound to; by default the name.
@@ -132,7 +131,7 @@ class FunctionExporter:
 
     def export(self, queue: Queue, entries: Entries) -> Exported:
         """Call the user's function entry by entry."""
-        queue.load_codecs()  # one that is not found here is no fault of the entries
+        queue.load_codecs()  # a codec that cannot be loaded is not the fault of the entries
         builder = OperationsBuilder()
         failures: dict[int, Failure] = {}
         for i, (key, value, seq) in enumerate(zip(entries.keys, entries.values, entries.seqs, strict=True)):
@@ -141,7 +140,7 @@ class FunctionExporter:
                     entry = Entry(queue.source, queue.decode_key(key), queue.decode_value(value, key=key), seq)
                     found = returned(self._export(entry), f"exporter {self.name}", may_yield=True, error=_NotRun)
                     builder.add(found, seq=seq, entry=i)
-                except _NotRun as error:  # no fault of the entry
+                except _NotRun as error:  # not the fault of the entry
                     raise ExporterError(error.message, hint=error.hint) from None
                 except Exception as error:
                     if is_transient(error) or raised_by_handler(error) is not None:
@@ -169,17 +168,16 @@ class FunctionExporter:
         returned(result, f"{method}() of exporter {self.name}", error=ExporterError)
 
 
-_HINT = "the module must be importable where the drain runs, on Spark's executors too"
+_HINT = "the module must be importable where the drain runs, also on Spark's executors"
 
 
 def load_exporter(exporter: object | None) -> Exporter:
     """Find an exporter.
 
-    :param exporter: ``"module:name"``, a function of one entry, an object with a method
-        ``export(entry)`` and optionally ``open()`` and ``close()``, a class of such objects, or None
-        for the default, which copies key and value.
-    :returns: the exporter, not opened yet.
-    :raises ExporterError: the path leads nowhere, or to an object of another kind.
+    :param exporter: ``"module:name"``, a function of one entry, an object with a method ``export(entry)`` and
+        optionally ``open()`` and ``close()``, a class of such objects, or None to copy key and value.
+    :returns: the exporter, not yet open.
+    :raises ExporterError: the path leads to nothing, or to an object of another kind.
     """
     if exporter is None:
         return CopyExporter()
@@ -190,7 +188,7 @@ def load_exporter(exporter: object | None) -> Exporter:
         try:
             found = found()
         except Exception as error:
-            raise ExporterError(f"exporter {name} cannot be made: {error}") from error
+            raise ExporterError(f"exporter {name} cannot be created: {error}") from error
     method = getattr(found, "export", None)
     if callable(method):
         check_methods(found, ("open", "export", "close"), f"exporter {name}", may_yield=["export"], error=ExporterError)
@@ -205,7 +203,6 @@ def load_exporter(exporter: object | None) -> Exporter:
 
 @contextlib.contextmanager
 def opened_exporter(exporter: Exporter, retry: Retry) -> Iterator[Exporter]:
-    """Open an exporter and close it at the end, whatever happens."""
     call_again(retry, exporter.open, whom="the exporter")
     try:
         yield exporter
@@ -214,13 +211,13 @@ def opened_exporter(exporter: Exporter, retry: Retry) -> Iterator[Exporter]:
 
 
 def _identity(exporter: object, name: str) -> str:
-    """Name what a reader is bound to: by its import path, if one leads to the exporter, else in angle brackets.
+    """Return what a reader is bound to: the import path of the exporter, or a name in angle brackets.
 
-    An object was made with arguments that nobody knows, unless it is a ``functools.partial``.
+    The arguments of an object are not known, except those of a ``functools.partial``.
     """
     if isinstance(exporter, partial):
         arguments = [*map(repr, exporter.args), *(f"{key}={value!r}" for key, value in exporter.keywords.items())]
-        shown = re.sub(" at 0x[0-9a-f]+", "", ", ".join(arguments))  # an address is another one in each process
+        shown = re.sub(" at 0x[0-9a-f]+", "", ", ".join(arguments))  # addresses differ between processes
         return f"<{_identity(exporter.func, _name_of(exporter.func))}({shown})>"
     is_of_an_object = isinstance(exporter, MethodType) and not isinstance(exporter.__self__, type)
     if is_of_an_object or name.startswith("__main__:") or not hasattr(exporter, "__qualname__"):

@@ -1,14 +1,14 @@
-"""How a drain keeps order where its sink keeps no ranks, and relies on fences instead.
+"""Keeping order for a sink that keeps no ranks and relies on fences.
 
-Only order is left to keep a record from going back, so the drain has to bring it about:
+Such a sink cannot reject older entries, so the drain must deliver in order:
 
-* It locks whole intervals, so that it reads all that its snapshot sees: what a compaction holds, or is published behind
-  the claim, may be older than the rest.
-* It claims its units in the sink *before* it takes its snapshot. What an older drain wrote until then is of
-  an older snapshot, and afterwards it writes nothing.
-* It takes only settled entries: no entry that commits later can be older.
-* It reads all entries of a key together, so that it sends the newest of them, also when it sends again.
-* It sets nothing aside: a dead letter would come back behind newer entries of its key.
+* It locks whole intervals, so that it reads everything that its snapshot sees. Entries that a compaction holds, or
+  publishes after the claim, may be older than the rest.
+* It claims its units in the sink *before* it takes its snapshot. Until then an older drain wrote entries of an older
+  snapshot; afterwards it can write nothing.
+* It reads only settled entries: no entry that commits later can be older.
+* It reads all entries of a key together and sends the newest, also when it repeats a batch.
+* It creates no dead letters: a dead letter would be delivered after newer entries of its key.
 """
 
 from __future__ import annotations
@@ -28,30 +28,29 @@ from export_queue.core.transactions import Snapshot, name_transactions
 
 
 def claim_of(queue: Queue, lease: Lease) -> Claim:
-    """Return the claim that a lease gives in the sink."""
     return Claim(f"{queue.id}/{lease.layout}/{lease.range.first}", lease.fence)
 
 
 def claim_units(sink: Sink | FencedSink, queue: Queue, leases: Sequence[Lease], retry: Retry) -> None:
-    """Shut older drains of leased units out of a fenced sink.
+    """Claim leased units in a fenced sink, which then refuses older drains of them.
 
-    :raises LeaseLost: a younger drain has claimed one of them.
+    :raises LeaseLost: a newer drain has claimed one of the units.
     """
     claims = [claim_of(queue, lease) for lease in leases]
     call_again(retry, lambda: call_sink(sink, "claim", claims), whom="the sink")
 
 
 def sink_of_unit(sink: Sink | FencedSink, queue: Queue, lease: Lease) -> Sink:
-    """Return where the entries of a leased unit go: the sink, and if it is fenced the one of the lease's claim."""
+    """Return the sink for the entries of a leased unit: a fenced sink restricted to the lease's claim, or the sink."""
     if sink.capabilities.fenced:
         return cast(Sink, call_sink(sink, "under", claim_of(queue, lease)))
     return cast(Sink, sink)
 
 
 def check_request(sink: Sink | FencedSink, request: DrainRequest) -> None:
-    """Make sure that a drain into a fenced sink sets nothing aside.
+    """Make sure that a drain into a fenced sink creates no dead letters.
 
-    :raises ConfigurationError: the request says otherwise.
+    :raises ConfigurationError: the request allows them.
     """
     if sink.capabilities.fenced and request.on_error != "fail":
         raise ConfigurationError(
@@ -62,9 +61,9 @@ def check_request(sink: Sink | FencedSink, request: DrainRequest) -> None:
 
 
 def refuse_older_layouts(database: Database, queue: Queue) -> None:
-    """Make sure that all entries of a key come by one unit, whose claims keep them in order.
+    """Make sure that all entries of a key are in one unit, whose claims keep them in order.
 
-    :raises ConfigurationError: the queue's buckets were altered for sinks with ranks, and an older layout is not empty.
+    :raises ConfigurationError: the queue's buckets were altered, and an older layout is not empty.
     """
     if not queue.older:
         return
@@ -74,42 +73,42 @@ def refuse_older_layouts(database: Database, queue: Queue) -> None:
     if older:
         numbers = ", ".join(str(layout.number) for layout in older)
         raise ConfigurationError(
-            f"queue {queue.id!r} was given other buckets, and layout {numbers} has not drained out: a sink with the "
-            "guard fence has no ranks, and would let older entries of a key undo newer ones that lie in another layout",
-            hint=f"drain what is there into a sink with guard='seq' (export-queue rebind {queue.id} NAME), then bind "
-            "the queue to this one again",
+            f"queue {queue.id!r} was altered to other buckets, and layout {numbers} is not empty: a sink with the "
+            "guard fence has no ranks, so older entries of a key could overwrite newer ones from another layout",
+            hint=f"drain the queue into a sink with guard='seq' (export-queue rebind {queue.id} NAME), then bind it to "
+            "this sink again",
         )
 
 
 def refuse_dead_letters(database: Database, queue: Queue) -> None:
-    """Make sure that no dead letter can come back behind newer entries.
+    """Make sure that no dead letter can be delivered after newer entries.
 
-    :raises ConfigurationError: the queue has dead letters, from drains into another sink.
+    :raises ConfigurationError: the queue has dead letters from drains into another sink.
     """
     with database.read() as work:
         found = count_dead_letters(work, queue, DeadLetterFilter())
     if found:
         raise ConfigurationError(
-            f"queue {queue.id!r} has {found} dead letters: retried after this drain they would undo newer entries of "
-            "their keys, for a sink with the guard fence has no ranks",
+            f"queue {queue.id!r} has {found} dead letters: retried after this drain, they would overwrite newer "
+            "entries of their keys, because a sink with the guard fence has no ranks",
             hint=f"first retry or drop them: export-queue dead retry {queue.id}, export-queue dead drop {queue.id}",
         )
 
 
 def not_settled_error(database: Database, queue: Queue, since: Snapshot, ranges: str) -> EntriesNotSettled:
-    """Make the error that names the transactions for which a drain has waited too long.
+    """Return the error that names the transactions for which a drain waited too long.
 
     :param since: snapshot of the drain's start; only transactions that were in progress then count.
-    :param ranges: where entries wait.
+    :param ranges: where entries are pending.
     """
     return EntriesNotSettled(
-        f"entries of {queue.id} {ranges} were committed behind transactions that are still in progress: "
-        f"{in_progress(database, since) or 'none any more'}"
+        f"entries of {queue.id} {ranges} must wait for older transactions that are still in progress: "
+        f"{in_progress(database, since) or 'none by now'}"
     )
 
 
 def in_progress(database: Database, since: Snapshot) -> str:
-    """Name the transactions that were in progress at a snapshot and still are; nothing where there are none."""
+    """Name the transactions that were in progress at a snapshot and still are; empty if there are none."""
     with database.read() as work:
         found = [
             one for one in queries.monitoring.holders(work) if one.kind != "invalid" and one.id <= since.read_pointer

@@ -1,11 +1,11 @@
-"""A drain that goes on: it brings entries soon after their commit, until it is told to stop or its time is over.
+"""A follower: a drain that delivers entries soon after their commit, until it is stopped or its time is over.
 
-A follower is a chain of drains in one process, or in one application of Spark. Each *link* is a drain as any other: it
-shows the sink a fence before its first batch and behind its last one, and stores a report. It lasts a minute at most,
-and as long as nothing waits there is none. Inside of a link there are *rounds*: a look, a claim of the units that have
-work and that nobody holds, their draining, and the leases given back.
+A follower is a chain of drains in one process, or in one Spark application. Each *link* is an ordinary drain: it sends
+the sink a fence before its first batch and after its last one, and stores a report. A link lasts at most a minute, and
+starts only when something is pending. Within a link there are *rounds*: poll, claim the units that have work and that
+nobody holds, drain them, and release the leases.
 
-A hint of the store that something was committed only ends a pause early. A follower that gets none looks all the same.
+A hint of the store that something was committed only ends a pause early. Without hints a follower polls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Unpack
 from export_queue.core.callables import checked
 from export_queue.core.drain.admission import StoreHandle
 from export_queue.core.drain.binding import filled_in
-from export_queue.core.drain.course import Course, count_waiting, require_same
+from export_queue.core.drain.drain_run import DrainRun, count_waiting, require_same
 from export_queue.core.drain.engine import Engine, Progress
 from export_queue.core.drain.exporters import load_exporter, opened_exporter
 from export_queue.core.drain.local import LocalEngine
@@ -38,24 +38,24 @@ from export_queue.core.store import Listener
 from export_queue.core.transactions import take_snapshot
 
 LINK_SECONDS = 60.0
-"""How long a link lasts: so soon a sink that has lost data is noticed, and so seldom a report is stored."""
+"""Duration of a link: the time until a sink that lost data is noticed, and between two stored reports."""
 ROUND_SECONDS = 1.0
-"""How long a round goes on with new chunks; then others may claim what it held."""
+"""Time for which a round starts new chunks; then others may claim what it held."""
 PACE_SECONDS = 0.07
-"""Least time from one round to the next: each costs the same for one entry and for hundreds."""
+"""Least time between the starts of two rounds: a round costs the same for one entry and for hundreds."""
 LONGEST_PAUSE = 0.5
-"""Most seconds between two looks at a queue in which nothing waits, and until a stop is noticed."""
+"""Longest pause between two polls of an empty queue, and until a stop is noticed."""
 LISTEN_AGAIN_SECONDS = 10.0
 """Least time between two attempts to listen for hints."""
 ATTEMPT_SECONDS = 600.0
-"""How often the store is told that the attempt still works; it forgets those that began long ago."""
+"""Time between two notes in the store that the attempt still works; it forgets old attempts."""
 LINE_SECONDS = 30.0
-"""Least time between two lines of the log."""
+"""Least time between two log lines."""
 
 _LOOKS = Retry(first_pause=0.02, longest_pause=LONGEST_PAUSE / 1.5)
 _OUTAGES = Retry(first_pause=0.5, longest_pause=20.0)
 FOLLOW_RETRY = Retry(attempts=3, first_pause=0.05, longest_pause=0.2)
-"""Short, since leases are held meanwhile: the follower itself waits for a store or a sink that is away."""
+"""Short, because leases are held meanwhile. The follower itself waits for an unavailable store or sink."""
 
 log = logging.getLogger("export_queue.drain")
 
@@ -69,21 +69,22 @@ def follow(
     sink_name: str | None = None,
     **options: Unpack[DrainOptions],
 ) -> DrainReport:
-    """Bring entries of a queue into a sink soon after their commit, in this process, until told to stop.
+    """Deliver entries of a queue to a sink soon after their commit, in this process, until told to stop.
 
-    A store or a sink that is away is waited for. What others hold is left to them; any number of followers and drains
-    may share a queue. Reports are stored once a minute at most, under ``drain_id`` with a number behind it.
+    A follower waits for an unavailable store or sink. It leaves to others what they hold; any number of followers and
+    drains may share a queue. It stores a report at most once a minute, under ``drain_id`` plus a number.
 
     :param store: an open store.
     :param queue_id: the queue.
     :param sink: a description of the sink, or an open one, which stays open.
-    :param stop: tells whether to end; it is asked between two chunks, and twice a second at least where nothing waits.
-    :param sink_name: name to which the queue is bound; as of :func:`drain`.
-    :param options: those of :func:`drain` but for ``if_locked`` and ``lock_timeout``; ``max_dead`` counts by the
-        minute, and ``time_limit`` ends it as if it was told to stop.
+    :param stop: returns whether to end. It is called between two chunks, and at least twice a second while the queue
+        is empty.
+    :param sink_name: name of the sink that the queue is bound to; see :func:`drain`.
+    :param options: as for :func:`drain`, except ``if_locked`` and ``lock_timeout``. ``max_dead`` applies to each
+        report; ``time_limit`` ends the follower as if it was told to stop.
     :returns: the sum of all reports.
-    :raises ConfigurationError: unknown queue or option, ranges that are no whole units, another sink, and the like.
-    :raises InvalidArgument: an option that followers do not take, or a value that is not allowed.
+    :raises ConfigurationError: an unknown queue or option, ranges that are not whole units, another sink, and so on.
+    :raises InvalidArgument: an option that followers do not have, or a value that is not allowed.
     :raises LeaseLost: a newer attempt of the same task has taken over, or this one was revoked.
     :raises SinkError: the sink cannot be used, and waiting would not help.
     :raises DrainError: the exporter cannot be used, or too many entries were rejected.
@@ -100,13 +101,7 @@ def follow_as_requested(
     *,
     stop: Callable[[], bool],
 ) -> DrainReport:
-    """Follow by a request, in this process; see :func:`follow`.
-
-    :param store: an open store.
-    :param sink: a description of the sink, or an open one, which stays open.
-    :param request: parameters, made of :func:`follower_options`.
-    :param stop: tells whether to end.
-    """
+    """Follow as a request says, whose options :func:`follower_options` returned; see :func:`follow`."""
     follower = Follower(store, request, checked(stop, "stop"))
 
     @contextlib.contextmanager
@@ -120,38 +115,36 @@ def follow_as_requested(
 
 
 def follower_options(options: DrainOptions) -> DrainOptions:
-    """Fill in what a follower does otherwise than a drain: steps are repeated for a second only.
+    """Return a drain's options with a follower's defaults: it retries a step for a second only.
 
-    :param options: those of a drain.
-    :raises InvalidArgument: an option has no meaning for a follower.
+    :raises InvalidArgument: a follower does not have an option.
     """
     for name in ("if_locked", "lock_timeout"):
         if options.get(name) is not None:
             raise InvalidArgument(
-                f"{name}: a follower leaves to others what they hold, found {options.get(name)!r}",
-                hint="leave it out, or drain without follow",
+                f"{name}: a follower never waits for other holders, found {options.get(name)!r}",
+                hint="omit it, or drain without follow",
             )
     return {"retry": FOLLOW_RETRY, **{name: value for name, value in options.items() if value is not None}}  # type: ignore[typeddict-item]
 
 
 EngineOf = Callable[[DrainRequest], Engine]
-"""Gives the engine of one link; what it works with stays open over all links."""
+"""Returns the engine of one link; its resources stay open for all links."""
 
 
 class RoundOver(Exception):
-    """The follower was told to stop while it brought a chunk, or others must have a chance to claim."""
+    """The follower is to stop, or others must have a chance to claim."""
 
 
 @dataclass(slots=True)
 class Follower:
-    """One follower, and how far it has come.
+    """The state of one follower.
 
-    :param store: an open store.
     :param request: parameters of its drains.
-    :param stop: tells whether to end.
-    :param pace: least seconds from one round to the next.
+    :param stop: returns whether to end.
+    :param pace: least seconds between the starts of two rounds.
     :param sleep: waits for a number of seconds.
-    :param clock: tells seconds; only differences count.
+    :param clock: returns seconds; only differences count.
     """
 
     store: StoreHandle
@@ -161,12 +154,12 @@ class Follower:
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
     _counts: Counts = field(default_factory=Counts)
-    """Of the links that have ended."""
+    """Counts of finished links."""
     _incomplete: tuple[str, ...] = ()
     _links: int = 0
     _wanted: tuple[Range, ...] = ()
     _number: int | None = None
-    """The number of the queue since the first look: one of the same name that was made anew has another."""
+    """The queue's number; a queue that was created again under the same name has another."""
     _listener: Listener | None = None
     _listened_at: float = float("-inf")
     _attempt_told_at: float = float("-inf")
@@ -179,7 +172,7 @@ class Follower:
     def run(self, open_engines: Callable[[], AbstractContextManager[EngineOf]]) -> DrainReport:
         """Follow until told to stop.
 
-        :param open_engines: opens what does the work: once, and anew after each outage.
+        :param open_engines: opens sink and exporter; called once, and again after each outage.
         :returns: the sum of all links.
         """
         started_at = self._line_at = self.clock()
@@ -194,13 +187,13 @@ class Follower:
                         self._work(engine_of)
                 except Exception as error:
                     outages = 1 if self.clock() - opened_at > _OUTAGES.longest_pause else outages + 1
-                    self._meet(error, outages)
+                    self._pause_after(error, outages)
         finally:
             self._end()
         return self._report(self.clock() - started_at)
 
     def is_over(self) -> bool:
-        """Tell whether to end: the follower was told to stop, or its time is over."""
+        """Return whether to end: the follower was told to stop, or its time is over."""
         return self.stop() or self.clock() >= self._deadline
 
     def _work(self, engine_of: EngineOf) -> None:
@@ -208,14 +201,14 @@ class Follower:
         while not self.is_over():
             if self._has_work():
                 idle = 0
-                self._bring_link(engine_of)
+                self._run_link(engine_of)
             else:
                 idle += 1
                 self._await_hint(_LOOKS.pause(idle))
-            self._tell()
+            self._log_progress()
 
     def _has_work(self) -> bool:
-        """Look at the queue at the cost of a probe or two, and whether this attempt may still work."""
+        """Check by one or two cheap queries whether entries are pending, and whether this attempt may still work."""
         database, owner = self.store.database, self.request.owner
         check_attempt(database, owner)
         with database.read() as work:
@@ -230,80 +223,83 @@ class Follower:
         with database.read() as work:
             return bool(waiting_ranges(work, queue, snapshot, units))
 
-    def _bring_link(self, engine_of: EngineOf) -> None:
-        """Be a drain, for a minute."""
+    def _run_link(self, engine_of: EngineOf) -> None:
+        """Run one drain, for at most a minute."""
         drain_id = f"{self.request.drain_id}-{self._links + 1}"
-        request = replace(self.request, drain_id=drain_id, time_limit=None)  # the follower ends, not one of its links
-        course = Course(
+        request = replace(self.request, drain_id=drain_id, time_limit=None)  # the limit is the follower's, not a link's
+        run = DrainRun(
             self.store.database,
             self.store.id,
             request,
             self.sleep,
             self.clock,
-            goes_on=True,
+            continues=True,
             queue_number=self._number,
         )
         engine, end = engine_of(request), self.clock() + LINK_SECONDS
 
         def work() -> None:
             try:
-                with course.shown_again(engine):
-                    queue = course.begin(engine)
-                    with self.store.database.begin() as open_work:  # of a link that could not end in order
-                        release_all(open_work, queue, course.wanted, self.request.owner)
-                    self._bring_rounds(course, engine, end)
+                with run.new_fence_after(engine):
+                    queue = run.begin(engine)
+                    with self.store.database.begin() as open_work:  # left by a link that failed
+                        release_all(open_work, queue, run.wanted, self.request.owner)
+                    self._run_rounds(run, engine, end)
             except BaseException as error:
-                course.goes_on = isinstance(error, Exception) and is_transient(error)
+                run.continues = isinstance(error, Exception) and is_transient(error)
                 raise
 
         try:
-            report = concluded(course, work)
+            report = concluded(run, work)
         finally:
-            self._counts, self._incomplete = Counts(**total([self._counts, *course.parts])), course.incomplete
-            self._links += bool(course.parts)
+            self._counts, self._incomplete = Counts(**total([self._counts, *run.parts])), run.incomplete
+            self._links += bool(run.parts)
         if report.read:
             log.debug("%s", report.line())
 
-    def _bring_rounds(self, course: Course, engine: Engine, end: float) -> None:
+    def _run_rounds(self, run: DrainRun, engine: Engine, end: float) -> None:
         idle = 0
         while not self.is_over():
             begun = self.clock()
             self._round_end = begun + ROUND_SECONDS
             try:
-                found = course.bring_free(engine)
+                found = run.deliver_free(engine)
             except RoundOver:
                 if self.is_over():
                     break
                 found = True
             idle = 0 if found else idle + 1
-            self._tell(course)
+            self._log_progress(run)
             if self.clock() >= end:
                 break
             if found:
                 self.sleep(max(0.0, begun + self.pace - self.clock()))
             else:
-                if course.has_moved():  # into other buckets: the next link looks there
+                if run.has_moved():  # entries go into other buckets: the next link polls there
                     break
                 self._await_hint(min(_LOOKS.pause(idle), end - self.clock()))
                 check_attempt(self.store.database, self.request.owner)
-        course.done = set(course.wanted)
+        run.done = set(run.wanted)
 
     def end_round(self, progress: Progress) -> None:
-        """End between two chunks where that is wanted."""
+        """End the round between two chunks if it is time.
+
+        :raises RoundOver: it is.
+        """
         if self.is_over() or self.clock() >= self._round_end:
             raise RoundOver
 
     def _await_hint(self, seconds: float) -> None:
-        """Wait until the store hints that something was committed, or the time is over."""
+        """Wait until the store hints at a commit, or the time is over."""
         if self._listener is None and self.clock() - self._listened_at >= LISTEN_AGAIN_SECONDS:
             self._listened_at = self.clock()
-            with contextlib.suppress(ExportQueueError):  # it looks, now and then
+            with contextlib.suppress(ExportQueueError):  # it polls
                 self._listener = self._listen()
         if self._listener is None:
             self.sleep(seconds)
         elif not self._listener.wait(seconds):
             self._listener = None
-            log.warning("hints of commits do not come any more; the queue is looked at all the same")
+            log.warning("the store sends no more hints of commits; the follower continues to poll")
 
     def _listen(self) -> Listener | None:
         with self.store.database.read() as work:
@@ -311,10 +307,10 @@ class Follower:
             number = queue.number if queue.parent is None else find_queue(work, queue.parent).number
         return self.store.database.hints.listen(self.store.id, number)
 
-    def _meet(self, error: Exception, outages: int) -> None:
-        """Wait a while after an error that passes.
+    def _pause_after(self, error: Exception, outages: int) -> None:
+        """Pause after a transient error.
 
-        :raises Exception: any other, and the loss of the right to work.
+        :raises Exception: the error is not transient, or this attempt may not continue.
         """
         if not is_transient(error):
             raise error
@@ -324,23 +320,23 @@ class Follower:
         if outages == 1:
             self._outage_at = self.clock()
         since = f", for {self.clock() - self._outage_at:.0f} s" if outages > 1 else ""
-        line = "%s: interrupted%s; next attempt in %.1f s, until it is stopped: %s: %s"
+        line = "%s: interrupted%s; next attempt in %.1f s: %s: %s"
         log.warning(line, self._title, since, pause, type(error).__name__, error)
         end = self.clock() + pause
         while not self.is_over() and (left := end - self.clock()) > 0:
             self.sleep(min(left, LONGEST_PAUSE))
 
     def _require_attempt(self) -> None:
-        """Tell a lost lease, which the next claim replaces, from the loss of the right to work.
+        """Check whether this attempt may continue after it lost a lease.
 
-        :raises LeaseLost: that right was lost.
+        :raises LeaseLost: it may not.
         """
         try:
             check_attempt(self.store.database, self.request.owner)
         except LeaseLost:
             raise
         except ExportQueueError:
-            return  # the store is away: it is asked again before the next claim
+            return  # the store is unavailable; this is checked again before the next claim
 
     def _end(self) -> None:
         if self._listener is not None:
@@ -352,23 +348,23 @@ class Follower:
     def _title(self) -> str:
         return f"{self.request.queue_id} → {self.request.sink_name}"
 
-    def _tell(self, course: Course | None = None) -> None:
-        """Write a line about what has come since the last one, if it is time."""
+    def _log_progress(self, run: DrainRun | None = None) -> None:
+        """Log a line about what was delivered since the last line, if it is time."""
         seconds = self.clock() - self._line_at
         if seconds < LINE_SECONDS:
             return
-        brought = [self._counts, *(() if course is None else course.parts)]
+        brought = [self._counts, *(() if run is None else run.parts)]
         entries = sum(one.acknowledged + one.dead for one in brought)
         if entries == self._line_entries:
             return
         rate = round((entries - self._line_entries) / seconds)
         line = f"{self._title}: following; entries so far: {grouped(entries)}; {grouped(rate)} a second"
-        if course is not None:
+        if run is not None:
             with contextlib.suppress(ExportQueueError):
-                course.look_back()
-                if course.waiting is not None and course.waiting.entries:
-                    line += f"; entries left: {grouped(course.waiting.entries)}"
-                    line += f"; the oldest {course.waiting.oldest_seconds:.0f} s old"
+                run.count_pending()
+                if run.waiting is not None and run.waiting.entries:
+                    line += f"; entries left: {grouped(run.waiting.entries)}"
+                    line += f"; the oldest {run.waiting.oldest_seconds:.0f} s old"
         log.info("%s", line)
         self._line_at, self._line_entries = self.clock(), entries
 

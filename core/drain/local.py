@@ -1,4 +1,4 @@
-"""A drain in this process."""
+"""Draining in this process."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ def drain(
     on_progress: OnProgress | None = None,
     **options: Unpack[DrainOptions],
 ) -> DrainReport:
-    """Bring the committed entries of a queue into a sink, in this process.
+    """Deliver the committed entries of a queue to a sink, in this process.
 
-    When it returns, every entry of its ranges that was committed before the call is in the sink or is a
-    dead letter, also where another drain did the work (with ``if_locked="skip"``: but for
-    :attr:`DrainReport.skipped`).
+    When it returns, every entry of its ranges that was committed before the call is in the sink or is a dead letter,
+    even if another drain delivered it. With ``if_locked="skip"`` this does not hold for :attr:`DrainReport.skipped`.
 
     :param store: an open store.
     :param queue_id: the queue.
     :param sink: a description of the sink, or an open one, which stays open.
-    :param sink_name: name to which the queue is bound; by default the name in the description, or the class
-        of an open sink.
+    :param sink_name: name of the sink that the queue is bound to; by default the name in the description, or the
+        class of an open sink.
     :param on_progress: called after each chunk.
     :param options: ``exporter``, ``ranges``, ``if_locked``, ``lock_timeout``, ``time_limit``, ``on_error``,
         ``max_dead``, ``owner``, ``drain_id``, ``lease_seconds``, ``retry``, ``chunk_rows``, ``chunk_bytes``;
         see :class:`DrainRequest`.
-    :returns: the report; it is stored too, also when the drain fails.
-    :raises ConfigurationError: unknown queue or option, ranges that are no whole units, another sink, and the like.
+    :returns: the report. It is also stored, even if the drain fails.
+    :raises ConfigurationError: an unknown queue or option, ranges that are not whole units, another sink, and so on.
     :raises LockNotAvailable: others hold a range and do not finish in time.
     :raises LeaseLost: this drain's claim was lost; nothing was removed after that.
     :raises SinkError: the sink cannot be used.
@@ -69,13 +68,7 @@ def drain_as_requested(
     *,
     on_progress: OnProgress | None = None,
 ) -> DrainReport:
-    """Drain by a request, in this process; see :func:`drain`.
-
-    :param store: an open store.
-    :param sink: a description of the sink, or an open one, which stays open.
-    :param request: parameters of the drain.
-    :param on_progress: called after each chunk.
-    """
+    """Drain as a request says, in this process; see :func:`drain`."""
     deadline = Deadline.after(request.time_limit)
     request = replace(request, retry=WatchedRetry.of(deadline.bounded(request.retry), end=deadline.until))
     if on_progress is not None:
@@ -100,7 +93,7 @@ class LocalEngine:
     :param exporter: open exporter.
     :param request: parameters of the drain.
     :param on_progress: called after each chunk.
-    :param deadline: ends the drain in front of a batch.
+    :param deadline: ends the drain before a batch.
     """
 
     database: Database
@@ -115,30 +108,30 @@ class LocalEngine:
 
     @property
     def is_fenced(self) -> bool:
-        """Ask the sink."""
+        """Whether the sink has no ranks."""
         return self.sink.capabilities.fenced
 
     def binding(self) -> Binding:
-        """Ask sink and exporter."""
+        """Return the binding of sink and exporter."""
         return binding_with(self.sink, self.exporter.identity)
 
     @property
     def is_tallied(self) -> bool:
-        """Nothing is lost in one process."""
+        """False: no reports are lost in one process."""
         return False
 
     def admit(self, *, queue_id: str, store_id: str, fence: int, shown: int = 0) -> None:
-        """Ask the sink."""
+        """Let the sink admit the drain."""
         ask_sink(self.sink, self.request, queue_id=queue_id, store_id=store_id, fence=fence, shown=shown)
 
     def claim(self, queue: Queue, leases: Sequence[Lease]) -> None:
-        """Ask the sink."""
+        """Claim units in the sink."""
         claim_units(self.sink, queue, leases, self.request.retry)
 
     def work_off(
         self, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, keeper: LeaseKeeper
     ) -> list[RangeReport]:
-        """Drain the ranges in their order; each is given back soon after it is done."""
+        """Drain the ranges in order; each is released soon after it is done."""
 
         def check() -> None:
             keeper.check()
@@ -157,11 +150,11 @@ class LocalEngine:
             self.request,
             check=check,
             on_sent=note_sent,
-            on_chunk=self._tell,
+            on_chunk=self._log_progress,
             on_done=keeper.give_back,
         )
 
-    def _tell(self, counts: Counts) -> None:
+    def _log_progress(self, counts: Counts) -> None:
         before = self._progress
         self._progress = Progress(
             before.read + counts.read, before.acknowledged + counts.acknowledged, before.dead + counts.dead

@@ -1,4 +1,4 @@
-"""One drain as a whole: its way, and the report that is stored at its end, also of one that fails."""
+"""Running one drain and storing its report, also if the drain fails."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from export_queue.core.drain import tally
 from export_queue.core.drain.admission import StoreHandle
-from export_queue.core.drain.course import Course
 from export_queue.core.drain.deadline import Deadline
+from export_queue.core.drain.drain_run import DrainRun
 from export_queue.core.drain.engine import Engine
 from export_queue.core.drain.progress import OnLeft, ProgressLog
 from export_queue.core.drain.report import DrainReport, Problem
@@ -24,7 +24,7 @@ from export_queue.core.queue import close_layouts
 from export_queue.core.store import Database, queries
 
 TIDY_AFTER = 20_000
-"""Removed entries from which it pays to have the database tidy up."""
+"""Number of removed entries from which vacuuming is worth its cost."""
 
 log = logging.getLogger("export_queue.drain")
 
@@ -39,79 +39,77 @@ def run_drain(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> DrainReport:
-    """Drain, and keep the report in the store, also when the drain fails.
+    """Drain, and store the report, also if the drain fails.
 
     :param store: an open store.
     :param request: parameters of the drain.
-    :param engine: does the work; it is opened and closed here, so that trouble with it is reported too.
-    :param deadline: when the drain ends at the latest, where that is known already; by default its time limit counts
-        from now on.
-    :param on_left: called now and then with what is left, as it was counted for the log.
+    :param engine: does the work. It is opened and closed here, so that its errors are reported too.
+    :param deadline: when the drain must end; by default its time limit starts now.
+    :param on_left: called with each count of pending entries.
     :param sleep: waits for a number of seconds.
-    :param clock: tells seconds; only differences count.
+    :param clock: returns seconds; only differences count.
     :returns: the report.
     """
     deadline = deadline or Deadline.after(request.time_limit, clock=clock)
-    course = Course(store.database, store.id, request, sleep, clock, deadline=deadline)
+    run = DrainRun(store.database, store.id, request, sleep, clock, deadline=deadline)
     title = f"{request.queue_id} → {request.sink_name}"
     calls = request.retry.calls if isinstance(request.retry, WatchedRetry) else None
 
-    def bring_all() -> None:
+    def deliver_all() -> None:
         with (
-            ProgressLog(title, course.count_left, calls=calls, on_left=on_left, clock=clock) as progress,
+            ProgressLog(title, run.count_left, calls=calls, on_left=on_left, clock=clock) as progress,
             engine as opened,
-            course.shown_again(opened),
+            run.new_fence_after(opened),
         ):
-            course.bring_all(opened, progress)
+            run.deliver_all(opened, progress)
 
-    return concluded(course, bring_all)
+    return concluded(run, deliver_all)
 
 
-def concluded(course: Course, work: Callable[[], None]) -> DrainReport:
-    """Do the work of a drain, and keep its report in the store, also when the work fails.
+def concluded(run: DrainRun, work: Callable[[], None]) -> DrainReport:
+    """Do the work of a drain, and store its report, also if the work fails.
 
-    :param course: what the work notes its results in.
-    :param work: takes the steps of :mod:`course` but for the last one.
+    :param run: holds the results of the work.
+    :param work: takes the steps of :mod:`~export_queue.core.drain.drain_run` except the last.
     :returns: the report.
     """
-    started_at = course.clock()
+    started_at = run.clock()
     try:
-        report = _worked_off(course, work, started_at)
+        report = _worked_off(run, work, started_at)
     except BaseException as error:
-        # An interruption may follow a failure, as the signal to a driver follows the death of its Java process, and
-        # meet the drain while it gives its leases back.
+        # A second interruption may come while leases are released: a driver gets a signal when its Java process dies.
         try:
-            _give_up(course, error, started_at)
+            _give_up(run, error, started_at)
         except BaseException:
-            _give_up(course, error, started_at)
+            _give_up(run, error, started_at)
             raise
         raise
     _warn(report)
-    _tidy(course.database, report)
-    _close_layouts(course)
+    _tidy(run.database, report)
+    _close_layouts(run)
     return report
 
 
-def _worked_off(course: Course, work: Callable[[], None], started_at: float) -> DrainReport:
+def _worked_off(run: DrainRun, work: Callable[[], None], started_at: float) -> DrainReport:
     try:
         work()
     except DrainTimedOut as error:
-        raise course.timed_out(error.awaited) from error
+        raise run.timed_out(error.awaited) from error
     finally:
         with contextlib.suppress(ExportQueueError):
-            course.look_back()
-    seconds = course.clock() - started_at
-    retry = replace(DRAIN_RETRY, sleep=course.sleep, clock=course.clock)
-    return call_again(retry, lambda: _end(course, seconds=seconds, problem=None))
+            run.count_pending()
+    seconds = run.clock() - started_at
+    retry = replace(DRAIN_RETRY, sleep=run.sleep, clock=run.clock)
+    return call_again(retry, lambda: _end(run, seconds=seconds, problem=None))
 
 
-def _give_up(course: Course, error: BaseException, started_at: float) -> None:
-    """Store the report of a drain that failed, and give back whatever it may still hold."""
-    seconds, problem = course.clock() - started_at, Problem.of(error)
+def _give_up(run: DrainRun, error: BaseException, started_at: float) -> None:
+    """Store the report of a failed drain, and release what it may still hold."""
+    seconds, problem = run.clock() - started_at, Problem.of(error)
     try:
-        report = _end(course, seconds=seconds, problem=problem)
-    except Exception:  # the error itself matters more
-        report = course.report(seconds=seconds, problem=problem)
+        report = _end(run, seconds=seconds, problem=problem)
+    except Exception:  # the original error matters more
+        report = run.report(seconds=seconds, problem=problem)
     _warn(report)
     error.add_note(report.line())
 
@@ -131,39 +129,39 @@ def _tidy(database: Database, report: DrainReport) -> None:
             is_untidy = server.is_untidy(connection, removed=removed, after=TIDY_AFTER)
         if is_untidy:
             tidying.begin()
-    except Exception as error:  # the drain itself is done
-        log.debug("it was not found out whether the space of removed entries should be reclaimed: %s", error)
+    except Exception as error:  # the drain is complete
+        log.debug("cannot find out whether the space of removed entries should be reclaimed: %s", error)
 
 
-def _close_layouts(course: Course) -> None:
-    """Close older layouts that have drained out; where this one cannot, the next drain does."""
-    if course.queue is not None:
+def _close_layouts(run: DrainRun) -> None:
+    """Close older layouts that are empty. If this fails, the next drain does it."""
+    if run.queue is not None:
         with contextlib.suppress(ExportQueueError):
-            close_layouts(course.database, course.queue)
+            close_layouts(run.database, run.queue)
 
 
-def _end(course: Course, *, seconds: float, problem: Problem | None) -> DrainReport:
-    """Give everything back, and store the report of what was done until then."""
-    database, request = course.database, course.request
-    has_ended = not course.goes_on
-    report = course.report(seconds=seconds, problem=problem)
-    if not has_ended and not report.read and not course.is_tallied:
-        return report  # what holds nothing and has brought nothing leaves nothing
-    if not course.number:  # before the SQL transaction: nobody else draws it if that one is rolled back
+def _end(run: DrainRun, *, seconds: float, problem: Problem | None) -> DrainReport:
+    """Release everything, and store the report."""
+    database, request = run.database, run.request
+    has_ended = not run.continues
+    report = run.report(seconds=seconds, problem=problem)
+    if not has_ended and not report.read and not run.is_tallied:
+        return report  # nothing was held or delivered
+    if not run.number:  # outside of the SQL transaction: no other drain gets this number if it is rolled back
         with database.connect() as connection:
-            course.number = database.dialect.steps.draw(connection)
+            run.number = database.dialect.steps.draw(connection)
     with database.begin() as work:
         if has_ended:
-            end_attempt(work, request.owner)  # before the leases: as tasks do, and others that take over
-        if course.queue is not None:
-            course.count_removed(work)
-            report = course.report(seconds=seconds, problem=problem)
+            end_attempt(work, request.owner)  # before the leases, in the same order as tasks and take-overs
+        if run.queue is not None:
+            run.count_removed(work)
+            report = run.report(seconds=seconds, problem=problem)
         if not has_ended and not report.read:
             return report
-        # Once: an end whose answer was lost, or which was interrupted, has perhaps stored it.
+        # an interrupted try, or one whose answer was lost, may have stored it already
         queries.reports.save_report(
-            work, report.to_dict(), number=course.number, drain_id=report.drain_id, queue_id=report.queue
+            work, report.to_dict(), number=run.number, drain_id=report.drain_id, queue_id=report.queue
         )
-        if course.is_tallied:
+        if run.is_tallied:
             tally.forget(work, request)
     return report

@@ -1,7 +1,7 @@
-"""Cutting claimed units into parts of about one size, and parts into tasks; pure.
+"""Cutting claimed units into parts of similar size, and distributing parts over tasks; pure.
 
-Units differ: one may hold nearly all that waits, in a single bucket even. Work is therefore cut by what was measured.
-A part never cuts a key, so that all entries of a key come in one order.
+Units differ in size: nearly all pending entries may be in one unit, or even in one bucket. Work is therefore cut by
+measured size. A part never splits a key, so that all entries of a key are delivered in order.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from export_queue.core.segments import Segment, by_range
 
 _HIGHEST_SEQ = (1 << 63) - 1
 _BYTES_OF_ENTRY = 200
-"""Bytes of keys and values that cost about as much as an entry itself."""
+"""Bytes of keys and values that cost about as much as one entry."""
 LEAST_WEIGHT = 20_000
-"""What is lighter is not cut: a part costs some statements and calls of its own."""
+"""Minimum weight of a part, because each part costs some statements and calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Neighbouring entries that were measured together, behind those of the block before."""
+    """Consecutive entries that were measured together; they follow the entries of the previous block."""
 
     bucket: int
     key: bytes | None
-    """The last key; None stands for the end of the bucket."""
+    """The last key; None for the end of the bucket."""
     weight: int
 
     def place(self) -> tuple[int, bool, bytes]:
-        """Say where it ends, to sort by."""
+        """Return where the block ends, for sorting."""
         return self.bucket, self.key is None, self.key or b""
 
     @property
@@ -43,22 +43,21 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is drained in one go of a claimed unit: some of its buckets, or some of the keys of its bucket."""
+    """A part of a claimed unit: some of its buckets, or some of the keys of a bucket."""
 
     lease: Lease
     buckets: Range
     after: Position | None = None
-    """Where it begins: behind this place; None for the beginning of its buckets."""
+    """The part begins after this position; None for the beginning of its buckets."""
     until: Position | None = None
-    """Where it ends: at this place; None for the end of its buckets."""
+    """The part ends at this position; None for the end of its buckets."""
 
     @classmethod
     def whole(cls, lease: Lease) -> Part:
-        """Take all of a unit."""
         return cls(lease, lease.range)
 
     def trim(self, entries: Entries) -> Entries:
-        """Leave out what lies behind the part; entries before the end stay, and the last chunk is told as one."""
+        """Remove entries after the end of the part; mark the chunk as the last one if there are any."""
         if self.until is None or not entries:
             return entries
         last = len(entries) - 1
@@ -71,9 +70,7 @@ class Part:
 
 
 def locked(segments: Sequence[Segment], lease: Lease, within: Range) -> list[Segment]:
-    """Choose what may be read: the segments of some buckets that are locked, not all that a snapshot sees.
-
-    A compaction may hold others.
+    """Return the segments that a lease covers; a compaction may hold others that the snapshot sees.
 
     :param within: buckets of the lease.
     """
@@ -81,7 +78,7 @@ def locked(segments: Sequence[Segment], lease: Lease, within: Range) -> list[Seg
 
 
 def weight(entries: int, size: int) -> int:
-    """Say how much work some entries are: about the number of small entries that cost as much.
+    """Return the cost of some entries, as a number of small entries.
 
     :param size: bytes of their keys and values.
     """
@@ -89,16 +86,16 @@ def weight(entries: int, size: int) -> int:
 
 
 def cut(lease: Lease, blocks: Sequence[Block], share: float) -> list[tuple[int, Part]]:
-    """Cut a unit where about a share is full.
+    """Cut a unit into parts of about equal weight.
 
     :param lease: the claim on the unit.
-    :param blocks: what waits in the unit, in its order; one that is heavier than a share makes a part of its own.
+    :param blocks: the pending entries of the unit, in order. A block heavier than a share becomes its own part.
     :param share: weight of a part.
-    :returns: parts that cover the unit, in its order, each with its weight.
+    :returns: parts that cover the unit, in order, each with its weight.
     """
     found: list[tuple[int, Part]] = []
     first, after, gathered = lease.range.first, None, 0
-    # Rows and files may be measured up to the same place.
+    # rows and files may be measured up to the same position
     joined = [replace(block, weight=sum(one.weight for one in (block, *rest))) for block, *rest in _by_place(blocks)]
     for block, follows in pairwise(joined):
         gathered += block.weight
@@ -116,11 +113,11 @@ def _by_place(blocks: Sequence[Block]) -> Iterator[list[Block]]:
 
 
 def spread(parts: Sequence[tuple[int, Part]], tasks: int) -> list[list[Part]]:
-    """Give parts to tasks so that all have about as much to do: the heaviest first, each to whom has least.
+    """Distribute parts over tasks evenly: the heaviest first, each to the task with the least work.
 
     :param parts: parts with their weights.
-    :param tasks: the most tasks.
-    :returns: the parts of each task, in the order of the queue; no task is without one.
+    :param tasks: maximum number of tasks.
+    :returns: the parts of each task, in the order of the queue; every task has one.
     """
     load = [(0, task) for task in range(min(tasks, len(parts)))]
     given: list[list[Part]] = [[] for _ in load]

@@ -1,10 +1,9 @@
-"""The draining of claimed units, which the local engine and Spark's tasks both run.
+"""Draining claimed units; the local engine and Spark's tasks both run this.
 
-Three steps overlap. While the calling thread exports and applies chunk *n*, a second thread, which does
-all that concerns the store, removes chunk *n − 1* and reads chunk *n + 1*, of the same part or of
-the next one. Three chunks are in memory at most.
+Three steps overlap. While the calling thread exports and applies chunk *n*, a second thread removes chunk *n − 1* from
+the store and reads chunk *n + 1*, of the same part or of the next one. At most three chunks are in memory.
 
-Where segments wait in a part, its chunks are merged from rows and files.
+If a part has pending segments, its chunks are merged from rows and files.
 """
 
 from __future__ import annotations
@@ -67,22 +66,20 @@ def drain_ranges(
     on_done: OnDone | None = None,
     tally: Tally | None = None,
 ) -> list[RangeReport]:
-    """Bring the entries that a snapshot sees in claimed units into a sink, and remove exactly these from the queue.
+    """Deliver the entries that a snapshot sees in claimed units to a sink, and remove exactly these from the queue.
 
-    :param database: the store.
-    :param queue: the queue.
-    :param parts: what to drain: parts of units, each with the claim that gives the right to remove.
+    :param parts: parts of units, each with the claim that gives the right to remove entries.
     :param snapshot: decides which entries are read.
-    :param sink: where operations go, admitted and open.
-    :param exporter: makes operations of entries, open.
+    :param sink: an open sink that admitted the drain.
+    :param exporter: an open exporter.
     :param request: parameters of the drain.
     :param check: called before each batch; raises LeaseLost if a lease is known to be lost.
     :param on_sent: called after each batch that may have reached the sink.
-    :param on_chunk: called with the counts of each chunk that has left the queue.
-    :param on_done: called with the leases of parts that are done, in the store's thread, as soon as they are.
-    :param tally: counts in the store what has left the queue; by default nothing does.
-    :returns: one report a part, in their order. An error, and an interruption too, is in the reports of the
-        parts that were not done because of it; it is never raised here, so that no counts are lost (I13).
+    :param on_chunk: called with the counts of each chunk that left the queue.
+    :param on_done: called in the store's thread with the leases of parts as soon as they are done.
+    :param tally: counts in the store what left the queue; by default nothing is counted there.
+    :returns: one report per part, in their order. An error or interruption is in the reports of the parts that it left
+        unfinished; it is never raised, so that no counts are lost (I13).
     """
     writer = ChunkWriter(queue, exporter, request)
     senders = [Sender(sink_of_unit(sink, queue, part.lease), request.retry, check, on_sent) for part in parts]
@@ -107,34 +104,34 @@ class _Pipeline:
     on_done: OnDone | None
     tally: Tally | None
     removals: deque[tuple[Counts, Future[None]]] = field(default_factory=deque)
-    """Chunks on their way out of the queue, each with what it will have counted."""
+    """Chunks that are being removed, each with its counts."""
     counts: list[dict[int, Counts]] = field(default_factory=list)
-    """By part, and number of the chunk that was read: left, until the store's thread has removed it."""
+    """By part and number of the chunk: counted as left until the store's thread has removed the chunk."""
     segments: Sequence[Segment] | None = None
-    """Those that wait in the units; None until they have been asked for."""
+    """Pending segments of the units; None until they are queried."""
     readers: dict[int, UnitReader] = field(default_factory=dict)
-    """By part, where segments wait."""
+    """By part, for parts with segments."""
     noted: dict[tuple[int, int, int], Run] = field(default_factory=dict)
-    """By part, and transaction and number of a segment: what is noted as drained, up to its newest run."""
+    """The newest run that is noted as drained, by part and by transaction and number of a segment."""
     chunks: int = 0
     read_out: int = 0
-    """Parts that were read to their end; their chunks are in ``counts`` by then."""
+    """Number of parts that were read to their end; all their chunks are in ``counts``."""
     done: int = 0
-    """Parts whose leases ``on_done`` has been called with."""
+    """Number of parts that were reported to ``on_done``."""
 
     def run(self) -> list[RangeReport]:
         self.counts = [{} for _ in self.parts]
         trouble: BaseException | None = None
         try:
-            # Leaving the block waits for the removals: what was acknowledged before an error leaves all the same.
+            # leaving the block waits for removals: entries acknowledged before an error are removed
             with ThreadPoolExecutor(1, thread_name_prefix="export-queue-store") as store_thread:
                 self._work_off(store_thread)
-        except BaseException as error:  # an interruption, too, ends in a report with the right counts
+        except BaseException as error:  # an interruption also ends in a report with the right counts
             trouble = error
         for reader in self.readers.values():
             reader.close()
         for _, removed in self.removals:
-            failure = removed.exception()  # waits, where an interruption has ended the waiting above
+            failure = removed.exception()  # waits, if an interruption ended the wait above
             trouble = trouble or failure
         return self._report(trouble)
 
@@ -161,8 +158,8 @@ class _Pipeline:
         if self.on_chunk is not None:
             self.on_chunk(counts)
 
-    def _tell_done(self) -> None:
-        """Name the parts that are done since, up to one of which something could not be removed."""
+    def _report_done(self) -> None:
+        """Report the parts that are done, up to the first one with entries that were not removed."""
         end = self.done
         while self._is_done(end):
             end += 1
@@ -185,7 +182,7 @@ class _Pipeline:
         return reports
 
     def _read(self, at: int, after: Position | None) -> tuple[int, Chunk] | None:
-        """Read the next chunk that is not empty, from a position in one part on; None for its beginning."""
+        """Read the next chunk that is not empty, starting after a position in a part; None for its beginning."""
         if self.segments is None and self.parts:
             self.segments = call_again(self.request.retry, self._find_segments)
         while True:
@@ -202,7 +199,7 @@ class _Pipeline:
             at, after = at + 1, None
 
     def _find_segments(self) -> list[Segment]:
-        """Ask once for all parts: chunks of rows alone cost what they cost where there are no segments."""
+        """Query the segments once for all parts, so that chunks of rows cost nothing extra."""
         ranges = [part.buckets for part in self.parts]
         within = Range(min(one.first for one in ranges), max(one.end for one in ranges))
         with self.database.read() as work:
@@ -245,15 +242,15 @@ class _Pipeline:
             with self.database.read() as work:
                 return reader.read(work)
         except (SegmentLost, SegmentRefused):
-            # Other tasks may have drained the rest of the file since this one began, and clean-up have deleted it. An
-            # object store refuses what is not there to those who may not list it.
+            # Other tasks may have drained the rest of the file, and clean-up may have deleted it. An object store
+            # refuses access to a missing object if the user may not list the bucket.
             if not reader.end_drained(self._find_segments()):
                 raise
         with self.database.read() as work:
             return reader.read(work)
 
     def _checked_again(self, at: int, chunk: Chunk) -> Chunk:
-        """Look behind the reading of rows what is drained of files: a fenced sink takes what is older for newer."""
+        """After reading rows, remove what was drained from files meanwhile: a fenced sink cannot reject it as older."""
         with self.database.read() as work:
             return leave_out_drained(work, self.queue, self.snapshot, self.parts[at].buckets, chunk)
 
@@ -261,24 +258,26 @@ class _Pipeline:
         noted = call_again(self.request.retry, lambda: self._remove_once(at, applied, chunk))
         if self.tally is not None:
             self.tally.committed()
-        # In this thread, which no signal interrupts between the removal and the note of it.
+        # in this thread: no signal can interrupt it between the removal and the note
         self.noted |= noted
         self.counts[at][number] = applied.counts
-        self._tell_done()
+        self._report_done()
 
     def _remove_once(self, at: int, applied: Applied, chunk: Chunk) -> dict[tuple[int, int, int], Run]:
-        """Remove a chunk in a critical section: the lease cannot be taken over before it is gone (I10)."""
+        """Remove a chunk in a critical section: the lease cannot be taken over before the removal commits (I10)."""
         entries, dead = applied.entries, applied.dead
         noted: dict[tuple[int, int, int], Run] = {}
         removed = fresh = 0
         with self.database.begin() as work:
             if dead:
-                serialise(work, self.request.owner)  # or tasks that bury at one moment would not see each other
+                serialise(
+                    work, self.request.owner
+                )  # otherwise tasks that add dead letters at the same time would not see each other's
             now_ms = hold(work, self.parts[at].lease)
             if chunk.rows:
                 first, last = entries.position(0), entries.position(len(entries) - 1)
                 removed = remove_span(work, self.queue, self.snapshot, first, last)
-                # Fewer is right: an attempt whose commit was in doubt had taken effect.
+                # fewer is correct: an earlier try may have committed without an answer
                 if removed > chunk.rows:
                     raise DrainError(f"{removed} entries would be removed, but only {chunk.rows} were acknowledged")
             for run in chunk.runs:
@@ -287,7 +286,7 @@ class _Pipeline:
                 removed += done
             if dead:
                 fresh = dead_letter(work, self.queue, dead)
-                # Other tasks of this drain set entries aside, too: only the store knows the sum.
+                # other tasks of this drain also create dead letters: only the store knows the sum
                 of_drain = DeadLetterFilter(drain_id=self.request.drain_id)
                 if count_dead_letters(work, self.queue, of_drain) > self.request.max_dead:
                     raise too_many(self.request, f"{dead[-1].error_class}: {dead[-1].reason}")

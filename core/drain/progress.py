@@ -1,9 +1,9 @@
-"""The lines that a drain writes into the log while it runs: one every 10 seconds, and one when it starts to wait.
+"""The progress of a drain in the log: one line every 10 seconds, and one when it starts to wait.
 
-A line says what the drain does, and what it waits for: a store or sink that does not answer, or another holder.
+A line says what the drain does and what it waits for: a store or sink that does not answer, or another holder.
 
-What is left is counted in the store, so that the same lines come from every engine. A count reads all that waits: it is
-made so seldom that it costs a small part of the drain's time at most, and lines come as seldom then.
+The remaining entries are counted in the store, so that all engines write the same lines. A count reads all pending
+entries. After a slow count the next one waits, so that counting takes a small part of the drain's time.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ Phase = Literal["starting", "waiting", "draining"]
 
 EVERY_SECONDS = 10.0
 _TICKS = 3
-"""Looks of the thread for one line; the first look only counts, so that the first line has a rate."""
+"""Counts per line. The first count writes no line, so that the first line has a rate."""
 _SHARE = 20
-"""A count that has taken a second is followed by none for so many."""
+"""Pause after a count, as a multiple of the count's duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a drain has yet to bring."""
+    """The entries that a drain has yet to deliver."""
 
     entries: int
     oldest_seconds: float
-    """Age of the oldest of them; 0 where there is none."""
+    """Age of the oldest of them; 0 if there are none."""
 
 
 OnLeft = Callable[[Left], None]
 
 
 class ProgressLog:
-    """Tells how far a drain has come; a context whose thread ends with it.
+    """Logs the progress of a drain; a context manager whose thread ends with it.
 
-    :param title: what the lines begin with.
-    :param count_left: counts the entries that the drain has yet to bring; None where that is not known.
-    :param calls: the calls that the drain waits for, where it knows them.
+    :param title: start of the lines.
+    :param count_left: counts the entries that the drain has yet to deliver; returns None if they are not known.
+    :param calls: the calls that the drain waits for, if it knows them.
     :param on_left: called with each count.
-    :param clock: tells seconds.
-    :param wait: waits for an event, for a number of seconds at most; tells whether the event has come.
+    :param clock: returns seconds.
+    :param wait: waits for an event for at most a number of seconds; returns whether the event is set.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class ProgressLog:
         self._phase: Phase = "starting"
         self._describe: Callable[[], str] | None = None
         self._last: tuple[float, int] | None = None
-        """When entries were last counted, and how many were left."""
+        """Time of the last count, and its result."""
         self._count_at = float("-inf")
-        """When they are counted again at the earliest."""
+        """Time before which nothing is counted."""
         self._mutex = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._tell_until_stopped, name="export-queue-progress", daemon=True)
+        self._thread = threading.Thread(target=self._log_until_stopped, name="export-queue-progress", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -90,32 +90,32 @@ class ProgressLog:
         self._thread.join()
 
     def draining(self) -> None:
-        """Note that the drain brings entries."""
+        """Note that the drain delivers entries."""
         self._phase, self._describe = "draining", None
 
     def waiting(self, describe: Callable[[], str]) -> None:
-        """Note that the drain waits; the first time it is told at once.
+        """Note that the drain waits; log it at once if it has just begun to wait.
 
-        :param describe: says for whom.
+        :param describe: returns for whom.
         """
         begins = self._phase != "waiting"
         self._phase, self._describe = "waiting", describe
         if begins:
-            self._tell()
+            self._log()
 
-    def _tell_until_stopped(self) -> None:
+    def _log_until_stopped(self) -> None:
         tick = 0
         while not self._wait(self._stop, EVERY_SECONDS / _TICKS):
             if self._clock() < self._count_at:
                 continue
             tick += 1
             if tick % _TICKS == 0:
-                self._tell()
+                self._log()
             elif tick == 1 or self._on_left is not None:
                 with self._mutex:
                     self._count()
 
-    def _tell(self) -> None:
+    def _log(self) -> None:
         with self._mutex:
             phase, describe = self._phase, self._describe
             parts = [phase if describe is None else f"{phase} for {_said(describe)}"]
@@ -137,7 +137,7 @@ class ProgressLog:
         begun = self._clock()
         try:
             left = self._count_left()
-        except Exception:  # a line of the log is worth no error: the drain itself meets what is wrong
+        except Exception:  # a log line is not worth an error: the drain will meet the same one
             left = None
         now = self._clock()
         self._count_at = now + _SHARE * (now - begun)

@@ -1,4 +1,4 @@
-"""The report of a drain: numbers that reconcile (I13); plain values, stored as JSON."""
+"""The report of a drain: counts that reconcile (I13), stored as JSON."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from export_queue.core.retry import is_transient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Entries and operations of a drain or of a part of one.
+    """Counts of entries and operations of a drain, or of a part of one.
 
-    Operations are counted with their entries: when these have left the queue.
+    Operations are counted when their entries leave the queue.
     """
 
     read: int = 0
     """Entries read from the queue."""
     acknowledged: int = 0
-    """Entries that are in the sink and gone from the queue."""
+    """Entries that are in the sink and were removed from the queue."""
     dead: int = 0
-    """Entries that are dead letters now."""
+    """Entries that became dead letters."""
     left: int = 0
     """Entries that were read and are still in the queue; entries that were not read are not counted."""
     produced: int = 0
-    """Operations that the exporter made of acknowledged and dead entries."""
+    """Operations that the exporter made from acknowledged and dead entries."""
     written: int = 0
     stale: int = 0
-    """Operations that met something newer, or themselves, in the sink."""
+    """Operations for which the sink already held the same or a newer version."""
     collapsed: int = 0
-    """Operations that gave way to a newer one of their record before the sink."""
+    """Operations that were not sent because a newer one of the same record was."""
     rejected: int = 0
-    """Operations that the sink refused, or that were withheld because their entry was dead."""
+    """Operations that the sink rejected, or that were not sent because their entry was dead."""
     bytes: int = 0
-    """Keys and values of the entries that left the queue."""
+    """Size of keys and values of the entries that left the queue."""
     lowest_seq: int | None = None
     highest_seq: int | None = None
 
     def check(self) -> None:
-        """Make sure that the counts reconcile.
+        """Check that the counts reconcile.
 
-        :raises DrainError: they do not; the library is at fault.
+        :raises DrainError: they do not, which is a bug of this library.
         """
         if self.read != self.acknowledged + self.dead + self.left:
             raise DrainError(
@@ -60,7 +60,7 @@ class Counts:
 
 
 def total(parts: Iterable[Counts]) -> dict[str, Any]:
-    """Add counts up; the result is given to a constructor of :class:`Counts` or of its kinds."""
+    """Add up counts; the result is for the constructor of :class:`Counts` or of a subclass."""
     parts = list(parts)
     added = [f.name for f in fields(Counts) if not f.name.endswith("_seq")]
     sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in added}
@@ -71,7 +71,7 @@ def total(parts: Iterable[Counts]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as data: it crosses from Spark's executors, and into the stored report."""
+    """An error as data, for stored reports and Spark's executors."""
 
     error_class: str
     message: str
@@ -80,13 +80,12 @@ class Problem:
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
-        """Take class, message and hint of an exception."""
         if isinstance(error, ExportQueueError):
             return cls(type(error).__name__, text_of(error.message), error.transient, error.hint)
         return cls(type(error).__name__, text_of(error), is_transient(error))
 
     def to_error(self) -> ExportQueueError:
-        """Make an exception of it: of its own class, if that is one of this library's."""
+        """Return an exception, of the original class if it is one of this library's."""
         kind = getattr(errors, self.error_class, None)
         if isinstance(kind, type) and issubclass(kind, ExportQueueError) and kind is not errors.AlreadyCommitted:
             error = kind(self.message, hint=self.hint)
@@ -102,9 +101,9 @@ class RangeReport(Counts):
 
     range: Range
     problem: Problem | None = None
-    """Why it stopped early; None if it did not."""
+    """Why the drain of the range stopped early; None if it did not."""
     cause: BaseException | None = field(default=None, repr=False, compare=False)
-    """The problem as it was raised, where it was raised in this process."""
+    """The exception, if it was raised in this process."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -112,13 +111,13 @@ class RangeReport(Counts):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Return what :meth:`to_dict` was made of."""
+        """Read what :meth:`to_dict` returned."""
         problem = data["problem"]
         return cls(**data | {"range": Range(*data["range"]), "problem": Problem(**problem) if problem else None})
 
 
 def by_range(parts: Iterable[RangeReport]) -> list[RangeReport]:
-    """Add the reports of a unit's parts up; a unit has the first problem of its parts."""
+    """Add up the reports of each unit's parts; a unit has the first problem of its parts."""
     found: dict[Range, list[RangeReport]] = {}
     for part in parts:
         found.setdefault(part.range, []).append(part)
@@ -131,45 +130,45 @@ def by_range(parts: Iterable[RangeReport]) -> list[RangeReport]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainReport(Counts):
-    """The result of one drain: returned, stored under its id, and one line of the log."""
+    """The result of one drain. It is returned, stored under its id, and logged as one line."""
 
     queue: str
     sink: str
-    """The name of the sink that the queue is bound to."""
+    """Name of the sink that the queue is bound to."""
     drain_id: str
     ranges: tuple[Range, ...] = ()
-    """Ranges that were asked for and are drained; neighbours are joined."""
+    """Requested ranges that were drained; neighbours are joined."""
     skipped: tuple[Range, ...] = ()
-    """Ranges that were left to other holders, whole or in part (``if_locked="skip"``), or not reached because of the
-    problem."""
+    """Requested ranges that were not drained, wholly or partly: others held them (``if_locked="skip"``), or the problem
+    came first."""
     waiting: int | None = None
-    """Committed entries that wait in the ranges that were asked for, counted in the store at the end of the drain; None
-    where the store was not asked or did not answer."""
+    """Committed entries that are pending in the requested ranges at the end of the drain; None if they were not
+    counted."""
     oldest_left_seconds: float = 0.0
     """Age of the oldest of them."""
     seconds: float = 0.0
     problem: Problem | None = None
     """Why the drain stopped early; None if it did not."""
     first_rejection: str | None = None
-    """Class and reason of the first dead letter; None where there is none."""
+    """Class and reason of the first dead letter; None if there is none."""
     first_load: str | None = None
-    """Of a subscription that came later than its queue: ``missing``, ``made`` or ``waived``."""
+    """State of the first load of a subscription that is newer than its queue: ``missing``, ``made`` or ``waived``."""
     incomplete: tuple[str, ...] = ()
-    """What the sink lacks because somebody accepted a loss: by whom, when, how much; empty where it lacks nothing."""
+    """Accepted losses that make the sink incomplete, with who accepted them, when, and how much; empty if none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; sequences are text, since other programs read numbers as doubles."""
+        """Return plain values for JSON; sequences are text, because other programs read numbers as doubles."""
         data = asdict(self)
         for name in ("ranges", "skipped"):
             data[name] = [part.to_json() for part in getattr(self, name)]
         for name in ("lowest_seq", "highest_seq"):
             data[name] = None if data[name] is None else str(data[name])
-        data["incomplete"] = list(self.incomplete)  # as the other lists: Airflow's XCom tells tuples apart
+        data["incomplete"] = list(self.incomplete)  # a list like the others: Airflow's XCom distinguishes tuples
         return data
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Return what :meth:`to_dict` was made of."""
+        """Read what :meth:`to_dict` returned."""
         changed: dict[str, Any] = {name: tuple(Range(*pair) for pair in data[name]) for name in ("ranges", "skipped")}
         for name in ("lowest_seq", "highest_seq"):
             changed[name] = None if data[name] is None else int(data[name])
@@ -178,7 +177,7 @@ class DrainReport(Counts):
         return cls(**data | changed)
 
     def line(self) -> str:
-        """Say it in one line, for the log."""
+        """Return the report as one line for the log."""
         return printable(self._line())
 
     def _line(self) -> str:
@@ -207,7 +206,7 @@ class DrainReport(Counts):
         return f"{read}{grouped(self.waiting)} left in the queue{oldest}"
 
     def warnings(self) -> list[str]:
-        """Say what somebody should look at: dead letters, with the first one's reason; a first load that is missing."""
+        """Return what needs attention: dead letters, a missing first load, an incomplete sink."""
         found = []
         if self.dead:
             found.append(
@@ -232,5 +231,5 @@ def _ranges_text(ranges: Sequence[Range]) -> str:
 
 
 def grouped(number: int) -> str:
-    """Show a number in groups of three digits."""
+    """Return a number with its digits in groups of three."""
     return f"{number:,}".replace(",", " ")

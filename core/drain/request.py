@@ -1,4 +1,4 @@
-"""The one list of a drain's parameters, for this process, for Spark and for Airflow."""
+"""The parameters of a drain, for this process, for Spark and for Airflow."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ CHUNK_BYTES = 16 << 20
 
 
 class DrainOptions(TypedDict, total=False):
-    """The options of a drain, beyond its queue and its sink; :class:`DrainRequest` explains each of them.
-
-    None stands for the default.
-    """
+    """The options of a drain besides its queue and its sink; see :class:`DrainRequest`. None means the default."""
 
     exporter: object | None
     ranges: Ranges | None
@@ -49,27 +46,27 @@ class DrainOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequest:
-    """The parameters of one drain; checked when it is made.
+    """The parameters of one drain, checked when it is created.
 
     :param queue_id: the queue.
-    :param sink_name: name of the sink, to which the queue is bound.
+    :param sink_name: name of the sink that the queue is bound to.
     :param exporter: an import path ``"module:name"``, a function of one :class:`Entry`, or an object with ``export``,
-        ``open`` and ``close``; None copies key and value. Other processes need an import path.
+        ``open`` and ``close``; None copies key and value. For other processes it must be an import path.
     :param ranges: ranges of whole units as ``[first, end)``; None means all.
-    :param if_locked: what to do about ranges that others hold, whole or in part: ``"wait"`` for them, ``"skip"`` them,
+    :param if_locked: what to do about ranges that others hold, wholly or partly: ``"wait"`` for them, ``"skip"`` them,
         or ``"fail"`` before anything is done.
-    :param lock_timeout: seconds to wait for others; then locks of lower priority, as of compactions, are revoked.
-    :param time_limit: seconds after which the drain brings nothing more and ends with ``DrainTimedOut``; None for any
-        time.
-    :param on_error: ``"dead_letter"`` sets rejected entries aside, ``"fail"`` stops at the first.
-    :param max_dead: the most entries that may be set aside; one more stops the drain.
-    :param owner: the task that claims; a new attempt of a task takes over from an older one; by default no other
-        drain shares it.
-    :param drain_id: name of the drain, under which its report is stored; a new one for each attempt.
+    :param lock_timeout: seconds to wait for others; then locks of lower priority, such as compactions', are revoked.
+    :param time_limit: seconds after which the drain delivers nothing more and ends with ``DrainTimedOut``; None for no
+        limit.
+    :param on_error: ``"dead_letter"`` turns rejected entries into dead letters, ``"fail"`` stops at the first.
+    :param max_dead: maximum number of dead letters; one more stops the drain.
+    :param owner: the task that claims. A new attempt of a task takes over from an older one. By default, a task that no
+        other drain shares.
+    :param drain_id: name of the drain, under which its report is stored; unique for each attempt.
     :param lease_seconds: how long a dead drain keeps others out.
-    :param retry: how often, and how long apart, a step is repeated while its errors are transient.
-    :param chunk_rows: most entries that are read, applied and removed together.
-    :param chunk_bytes: about the most bytes of such a chunk; three chunks are in memory at most.
+    :param retry: how often and how long a step is repeated after transient errors.
+    :param chunk_rows: maximum number of entries that are read, applied and removed together.
+    :param chunk_bytes: approximate maximum size of such a chunk; at most three chunks are in memory.
     :raises InvalidArgument: a value is not allowed.
     """
 
@@ -113,7 +110,7 @@ class DrainRequest:
 
     @classmethod
     def of(cls, queue_id: str, sink_name: str, options: Mapping[str, Any]) -> Self:
-        """Make a request of options.
+        """Create a request from options.
 
         :param queue_id: the queue.
         :param sink_name: name of the sink.
@@ -129,11 +126,11 @@ class DrainRequest:
 
     @classmethod
     def read(cls, queue_id: str, sink_name: str, raw: Mapping[str, Any]) -> Self:
-        """Make a request of options as they arrive from templates and forms: numbers and ranges may be texts.
+        """Create a request from options of templates and forms, where numbers and ranges may be text.
 
         :param queue_id: the queue.
         :param sink_name: name of the sink.
-        :param raw: the names of :class:`DrainOptions`; None stands for the default.
+        :param raw: values by the names of :class:`DrainOptions`; None means the default.
         :raises InvalidArgument: an option is unknown, or its value is not allowed.
         """
         _refuse_unknown(raw)
@@ -149,8 +146,8 @@ class DrainRequest:
         :raises InvalidArgument: the exporter is not an import path.
         """
         if self.exporter is not None and not isinstance(self.exporter, str):
-            raise InvalidArgument('exporter: expected an import path "module:name", which executors can follow too')
-        # Field by field: asdict would descend into Retry, whose clock and sleep belong to each process.
+            raise InvalidArgument('exporter: expected an import path "module:name", which executors can import too')
+        # field by field: asdict would descend into Retry, whose clock and sleep cannot be serialised
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["ranges"] = None if self.ranges is None else [as_range(part).to_json() for part in self.ranges]
         values["owner"] = asdict(self.owner)

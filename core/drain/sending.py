@@ -1,4 +1,4 @@
-"""Handing operations to a sink: in batches that suit it, again where that may help, one by one where it must be."""
+"""Sending operations to a sink in batches, with retries, and one by one to isolate rejected ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ class Sent:
     written: int = 0
     stale: int = 0
     rejected: list[tuple[int, Failure]] = field(default_factory=list)
-    """Position and reason of each operation that the sink will never take."""
+    """Position and reason of each operation that the sink rejects permanently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The way into one sink.
+    """Sends operations to one sink.
 
-    :param sink: where operations go.
-    :param retry: how transient errors are met.
-    :param check: called before each batch; raises LeaseLost if nothing may be sent any more.
+    :param retry: how transient errors are retried.
+    :param check: called before each batch; raises LeaseLost if nothing more may be sent.
     :param on_sent: called after each batch that may have reached the sink.
     """
 
@@ -39,13 +38,13 @@ class Sender:
     on_sent: Callable[[], None] | None = None
 
     def send(self, operations: Operations, *, on_rejected: Callable[[int, Failure], None]) -> Sent:
-        """Send operations, in slices as large as the sink wants them.
+        """Send operations in slices of the size that the sink prefers.
 
-        Operations that the sink rejects are offered once more, without the others. A batch at which it raises an
-        error of its own is halved until the culprits stand alone.
+        Rejected operations are sent once more without the others. If the sink raises an unknown error, the batch is
+        halved until the failing operations are isolated.
 
-        :param on_rejected: called with position and reason at each final rejection; may raise to stop.
-        :raises ExportQueueError: the sink is unavailable for longer than the retry lasts, or takes nothing at all.
+        :param on_rejected: called with position and reason of each permanent rejection; may raise to stop.
+        :raises ExportQueueError: the sink is unavailable for longer than the retry lasts, or accepts nothing.
         """
         sent = Sent()
         capabilities = self.sink.capabilities
@@ -105,7 +104,7 @@ class Sender:
         answered = result.written + result.stale + len(result.rejected)
         if answered != len(part):
             raise DrainError(
-                f"{type(self.sink).__name__} was given {len(part)} operations and answered for {answered}",
+                f"{type(self.sink).__name__} was given {len(part)} operations and counted {answered}",
                 hint="apply() must count each operation once: written, stale or rejected",
             )
         return result

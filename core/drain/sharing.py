@@ -1,4 +1,4 @@
-"""Sharing claimed units out to tasks by what waits in them: as the store, and the heads of large files, tell it."""
+"""Distributing claimed units over tasks by size, measured in the store and in the footers of large files."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from export_queue.core.store import Database, Reading
 from export_queue.core.transactions import Snapshot
 
 _PARTS_PER_TASK = 4
-"""Smaller parts spread more evenly, and each costs some statements."""
+"""Smaller parts distribute more evenly, but each costs some statements."""
 
 
 def share_out(
     database: Database, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, *, tasks: int, least: int = 0
 ) -> list[list[Part]]:
-    """Cut claimed units where they are large, and give each task about as much as the others.
+    """Cut large units into parts, and give each task about the same amount of work.
 
-    :param database: the store.
-    :param queue: the queue.
     :param leases: the claims on the units.
     :param snapshot: decides which entries count.
-    :param tasks: the most tasks.
-    :param least: so heavy a task should be before there is another one: a task costs something by itself.
+    :param tasks: maximum number of tasks.
+    :param least: weight that a task should have before there is another one, because each task costs time.
     :returns: the parts of each task; together they cover all units.
     :raises SegmentLost: a file is missing.
     """
@@ -40,7 +38,7 @@ def share_out(
         total += sum(map(_weight, units.values()))
         share = max(LEAST_WEIGHT, total / (tasks * _PARTS_PER_TASK))
         blocks = {bucket.range.first: _of_rows(work, queue, snapshot, bucket, share) for bucket in rows}
-    # Behind the SQL transaction: a filesystem may take its time.
+    # after the SQL transaction: a file system may be slow
     large = [segment for unit, found in units.items() if _weight(found) > share for segment in found]
     groups = dict(zip(map(_key, large), row_groups(large) if large else [], strict=True))
     parts: list[tuple[int, Part]] = []
@@ -61,13 +59,13 @@ def _weight(segments: Sequence[Segment]) -> int:
 
 
 def _of_rows(work: Reading, queue: Queue, snapshot: Snapshot, bucket: Backlog, share: float) -> list[Block]:
-    """Take a bucket as one block, or as several where it is more than a share by itself."""
+    """Return a bucket as one block, or as several if it exceeds a share."""
     whole, number = weight(bucket.entries, bucket.bytes), bucket.range.first
     pieces = int(whole // share) + 1
     if pieces == 1:
         return [Block(number, None, whole)]
     step = -(-bucket.entries // pieces)
-    # A key with very many entries is found several times.
+    # a key with very many entries is found several times
     keys = list(dict.fromkeys(every_nth_key(work, queue, snapshot, number, step)))
     each = whole * step // bucket.entries
     blocks = [Block(number, key, each) for key in keys]
@@ -77,9 +75,9 @@ def _of_rows(work: Reading, queue: Queue, snapshot: Snapshot, bucket: Backlog, s
 def _of_segments(
     segments: Sequence[Segment], unit: Range, share: float, groups: Mapping[tuple[int, int], Sequence[RowGroup]]
 ) -> list[Block]:
-    """Take what waits in files as one block, or as one for each row group where it is more than a share.
+    """Return the entries in files as one block, or as one per row group if they exceed a share.
 
-    :param groups: the row groups of the segments, by their keys, where they are more than a share together.
+    :param groups: the row groups of the segments, by the segments' keys, for units that exceed a share.
     """
     whole = _weight(segments)
     if whole <= share:

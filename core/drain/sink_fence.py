@@ -1,4 +1,4 @@
-"""The fence that a sink keeps of a drain: shown before the first batch, noted, and shown again at the end."""
+"""The fence of a drain: sent to the sink before the first batch, noted in the store, and renewed at the end."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ log = logging.getLogger("export_queue.drain")
 
 @dataclass(slots=True)
 class SinkFence:
-    """What one drain has shown its sink, and the store knows of it."""
+    """The fences that one drain sends to its sink, and what the store knows of them."""
 
     database: Database
     store_id: str
     request: DrainRequest
     fence: int = 0
-    """The last one that the sink has kept."""
+    """The last fence that the sink accepted."""
     shown: int = 0
-    """The one that the sink was known to have kept before this drain."""
+    """The last fence that the sink is known to have accepted before this drain."""
     binding: Binding = field(default_factory=dict)
-    """What this drain writes, as the store keeps it with the reader."""
+    """The binding of this drain, as the store keeps it with the reader."""
     is_noted: bool = False
     has_shut_out_former: bool = False
-    """Whether the sink takes nothing of drains of former layouts any more; asked of fenced ones."""
+    """Whether a fenced sink refuses drains of former layouts."""
 
     def admit_and_bind(self, engine: Engine, queue: Queue) -> None:
-        """Have the sink admit the drain, and bind the queue to it.
+        """Let the sink admit the drain, and bind the queue to it.
 
         :raises SinkError: the sink refuses.
-        :raises ConfigurationError: the queue is bound to another sink, or what waits in it does not suit the guard.
+        :raises ConfigurationError: the queue is bound to another sink, or its entries do not suit the guard.
         """
-        # A new queue is bound once its sink has answered; the drain of a bound queue touches no other sink.
+        # a new queue is bound once its sink has answered; the drain of a bound queue contacts no other sink
         if queue.sink is not None:
             self._bind(queue)
         self.binding = engine.binding()
@@ -64,18 +64,18 @@ class SinkFence:
             refuse_dead_letters(self.database, queue)
 
     def note(self, queue: Queue) -> None:
-        """Note the fence before the first batch: a drain that is killed amid its batches has left nothing else."""
+        """Note the fence before the first batch: a drain that is killed between batches leaves no other trace."""
         if not self.is_noted:
             with self.database.begin() as work:
                 queries.readers.hold(work, queue.number)
                 queries.queues.note_fence(work, queue.number, self.request.sink_name, self.fence)
-                self._is_bound(work, queue)  # another first drain may have stored other options since
+                self._is_bound(work, queue)  # another first drain may have stored other options
             self.is_noted = True
 
     def shut_out_former(self, engine: Engine, queue: Queue, leases: Sequence[Lease]) -> None:
-        """Shut drains of former layouts out of a fenced sink: one may stand still there between its look and a batch.
+        """Let a fenced sink refuse drains of former layouts: one may be paused between its check and a batch.
 
-        Their leases have ended, but the sink knows units by name, and those of this layout have other names.
+        Their leases have ended, but the sink knows units by name, and the units of this layout have other names.
         """
         if self.has_shut_out_former:
             return
@@ -86,23 +86,23 @@ class SinkFence:
         try:
             if claims:
                 engine.claim(queue, claims)
-        except LeaseLost:  # a younger drain does so at the same time
+        except LeaseLost:  # a newer drain does the same at this moment
             for claim_of_unit in claims:
                 with contextlib.suppress(LeaseLost):
                     engine.claim(queue, [claim_of_unit])
         self.has_shut_out_former = True
 
-    def show_again(self, engine: Engine, queue: Queue, *, has_brought: bool) -> None:
-        """Show the sink a fence after the last batch: a state without it lacks some of what was acknowledged.
+    def renew(self, engine: Engine, queue: Queue, *, has_delivered: bool) -> None:
+        """Send the sink a new fence after the last batch: a state of the sink without it lacks acknowledged entries.
 
-        The drain has kept its promise by now; a sink that does not answer at this moment changes nothing of that.
+        The drain is complete at this point, even if the sink does not answer.
 
-        :param has_brought: whether the sink has acknowledged any entries.
-        :raises SinkLostData: the sink has lost data while it was drained into.
+        :param has_delivered: whether the sink acknowledged any entries.
+        :raises SinkLostData: the sink lost data during the drain.
         """
-        if not has_brought:
+        if not has_delivered:
             if self.is_noted and not self.shown:
-                # the first drain has left nothing that could be lost: sink, options and exporter may change
+                # the first drain delivered nothing: sink, options and exporter may still change
                 with self.database.begin() as work:
                     queries.readers.hold(work, queue.number)
                     queries.queues.forget_fence(work, queue.id, self.request.sink_name, self.fence)
@@ -114,12 +114,12 @@ class SinkFence:
         except SinkLostData:
             raise
         except ExportQueueError as error:
-            log.warning("the sink took no fence after the last batch: %s", error)
+            log.warning("the sink accepted no fence after the last batch: %s", error)
             return
         note_fence(self.database, queue, self.request.sink_name, self.fence)
 
     def _show(self, engine: Engine, queue: Queue) -> None:
-        """Show the sink a new fence; one that has not kept the highest that is known has lost data."""
+        """Send the sink a new fence; a sink without the highest known fence has lost data."""
         with self.database.read() as work:
             shown = self.shown = queries.queues.shown_fence(work, queue.id, self.request.sink_name)
         self.fence = admit(
@@ -128,9 +128,9 @@ class SinkFence:
         )
 
     def _is_bound(self, work: Reading, queue: Queue) -> bool:
-        """Return whether what this drain writes is stored with the reader; as long as nothing was delivered, it may be.
+        """Return whether the reader is bound to what this drain writes; False if nothing was delivered yet.
 
-        :raises SinkBindingError: the reader was drained with other options, or with another exporter.
+        :raises SinkBindingError: the reader was drained with other options or another exporter.
         """
         now = read_again(work, queue)
         if queries.queues.shown_fence(work, queue.id, self.request.sink_name):

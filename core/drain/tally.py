@@ -1,7 +1,7 @@
-"""Counts that outlive the tasks of a drain: each SQL transaction that removes a chunk adds to its task's tally.
+"""Counts that survive the tasks of a drain: each SQL transaction that removes a chunk adds to its task's tally.
 
-Reports of Spark's tasks are lost with a job that fails, and a task that is repeated reports anew. The tallies say what
-has left the queue whatever became of the tasks, each entry once (I13).
+The reports of Spark's tasks are lost if the job fails, and a repeated task reports again. The tallies count each entry
+that left the queue exactly once, whatever happened to the tasks (I13).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from export_queue.core.store import Reading, Work, queries
 
 @dataclass(slots=True)
 class Tally:
-    """What one attempt of one task has removed; it writes a row of the store that is its own.
+    """Counts what one attempt of one task removed, in its own row of the store.
 
     :param request: parameters of the drain.
-    :param number: the attempt's, which no other of the drain has.
+    :param number: number of the attempt, unique within the drain.
     """
 
     request: DrainRequest
     number: int
     _stored: Counts | None = None
-    """What the row holds; None where that is not known, as after a commit whose answer was lost."""
+    """What the row holds; None if it is not known, for example after a commit whose answer was lost."""
     _next: Counts | None = field(default=None, init=False)
 
     def add(self, work: Work, removed: Counts, *, now_ms: int) -> None:
-        """Count what an open SQL transaction has removed.
+        """Count what an open SQL transaction removes.
 
-        :param removed: without what another attempt had removed before.
+        :param removed: without the entries that another attempt removed before.
         """
-        self._next = None  # the answer of an earlier try may have been lost: only the row knows what it holds
+        self._next = None  # the answer of an earlier try may have been lost: the row must be read
         if not removed.read:
             return
         stored = self._stored
@@ -42,37 +42,37 @@ class Tally:
         queries.reports.save_tally(work, _name(self.request), self.number, asdict(self._next), now_ms=now_ms)
 
     def committed(self) -> None:
-        """Note that the SQL transaction has taken effect."""
+        """Note that the SQL transaction was committed."""
         self._stored = self._next
 
 
 def counted(work: Reading, request: DrainRequest) -> Counts:
-    """Sum up what all tasks of a drain have removed."""
+    """Sum up what all tasks of a drain removed."""
     return _sum(queries.reports.find_tallies(work, _name(request)))
 
 
 def forget(work: Work, request: DrainRequest) -> None:
-    """Take the tallies of a drain away, in the SQL transaction that stores its report."""
+    """Delete the tallies of a drain, in the SQL transaction that stores its report."""
     queries.reports.delete_tallies(work, _name(request))
 
 
 def newly_removed(applied: Counts, *, removed: int, dead: int) -> Counts:
-    """Take from the counts of a chunk what another attempt had removed before.
+    """Subtract from the counts of a chunk what another attempt removed before.
 
     :param applied: counts of the whole chunk.
-    :param removed: entries of it that were still there.
-    :param dead: dead letters of it that were not there yet.
+    :param removed: entries of the chunk that were still queued.
+    :param dead: dead letters of the chunk that did not exist yet.
     """
     if removed == applied.read:
         return applied
     if not removed:
         return Counts()
-    # Operations went to the sink for the whole chunk, and cannot be told apart any more.
+    # Operations were sent for the whole chunk, and cannot be attributed to its entries.
     return replace(applied, read=removed, acknowledged=removed - dead, dead=dead)
 
 
 def _name(request: DrainRequest) -> str:
-    # by attempt: a submission may be run again under the same id
+    # per attempt: a submission may run again under the same id
     return f"{request.drain_id}/{request.owner.attempt}"
 
 

@@ -1,4 +1,4 @@
-"""How a drain meets errors that pass: it waits and tries again, as long as it may still hold its leases."""
+"""Retrying the steps of a drain after transient errors, for as long as it may hold its leases."""
 
 from __future__ import annotations
 
@@ -20,42 +20,41 @@ Whom = Literal["the store", "the sink", "the exporter"]
 log = logging.getLogger("export_queue.drain")
 
 DRAIN_RETRY = Retry(attempts=9, seconds=120.0, first_pause=0.2, longest_pause=15.0)
-"""About 40 seconds for a server that refuses, and two minutes for one that hangs until a time-out ends each call."""
+"""About 40 seconds if a server refuses connections, two minutes if each call ends in a time-out."""
 TOLD_ATTEMPT = 3
-"""The failed attempt after which the log says so: those before it last less than a second together."""
+"""Number of failed attempts after which a warning is logged; the earlier ones take less than a second together."""
 QUIET_SECONDS = 5.0
-"""A call that has lasted for less is not reported."""
+"""Calls shorter than this are not reported."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One step of a drain that is under way, or tried again."""
+    """A step of a drain that is running or being retried."""
 
     whom: Whom
     attempts: int | None
     until: float
-    """When no attempt begins any more, by the wall clock; infinite where only their number is bounded."""
+    """Wall-clock time after which no attempt begins; infinite if only their number is limited."""
     since: float = field(default_factory=time.time)
-    """When the first attempt began, by the wall clock."""
+    """Wall-clock time at which the first attempt began."""
     failed: int = 0
-    """Attempts that have failed."""
+    """Number of failed attempts."""
     error: Exception | None = None
 
     def seconds(self) -> float:
-        """Return how long the step has lasted."""
         return max(0.0, time.time() - self.since)
 
     def told(self) -> str:
-        """Say who does not answer, and since when."""
+        """Return who does not answer, and since when."""
         since = f"since {_clock(self.since)} ({self.seconds():.0f} s)"
         if self.error is None:
             return f"{self.whom} has not answered {since}"
         reason = text_of(getattr(self.error, "message", self.error)).splitlines()[0]
-        whom = "the place of the files" if isinstance(self.error, SegmentUnavailable) else self.whom
+        whom = "the storage of the files" if isinstance(self.error, SegmentUnavailable) else self.whom
         return f"{whom} has failed {since}: {type(self.error).__name__}: {reason}"
 
     def line(self) -> str:
-        """Say who does not answer, since when, and until when it is tried."""
+        """Return who does not answer, since when, and how long it is retried."""
         tries = f"attempt {self.failed + 1}" + (f" of {self.attempts}" if self.attempts else "")
         return f"{self.told()}; {tries}" + (
             "" if math.isinf(self.until) else f", none begins after {_clock(self.until)}"
@@ -63,28 +62,26 @@ class Call:
 
 
 class Calls:
-    """The calls that the threads of a drain wait for, for the lines of its log."""
+    """The calls that the threads of a drain wait for."""
 
     def __init__(self) -> None:
         self._calls: dict[int, Call] = {}
 
     def begin(self, call: Call) -> None:
-        """Note a call of this thread."""
         self._calls[threading.get_ident()] = call
 
     def end(self) -> None:
-        """Forget it."""
         self._calls.pop(threading.get_ident(), None)
 
     def line(self) -> str | None:
-        """Describe the call that has failed or lasted longest; None while all calls are short."""
+        """Describe the longest call; None while all calls are short."""
         late = [call for call in list(self._calls.values()) if call.seconds() >= QUIET_SECONDS]
         return max(late, key=Call.seconds).line() if late else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedRetry(Retry):
-    """A retry whose calls can be reported on while they last.
+    """A retry whose current calls can be reported.
 
     :param calls: where they are noted.
     :param end: ``clock()`` at which the drain's time is over.
@@ -95,19 +92,18 @@ class WatchedRetry(Retry):
 
     @classmethod
     def of(cls, retry: Retry, *, end: float) -> Self:
-        """Watch the calls of a retry."""
         return cls(**{one.name: getattr(retry, one.name) for one in fields(Retry)}, end=end)
 
 
 def call_again(
     retry: Retry, step: Callable[[], Result], *, whom: Whom = "the store", check: Callable[[], None] | None = None
 ) -> Result:
-    """Call a step of a drain until it returns, fails for good, or the retry's bounds are reached.
+    """Call a step of a drain until it returns, fails permanently, or reaches the limits of the retry.
 
-    :param retry: how often, and how long apart.
+    :param retry: how often and how long the step is repeated.
     :param step: the step; it must be safe to repeat.
     :param whom: who is to answer, for the log.
-    :param check: called before each call; an error of its own ends the matter.
+    :param check: called before each call; its error ends the retries.
     :returns: what ``step`` returned.
     """
     left = min(math.inf if retry.seconds is None else retry.seconds, _end(retry) - retry.clock())
@@ -142,7 +138,7 @@ def call_again(
         if calls is not None:
             calls.end()
     if call.failed >= TOLD_ATTEMPT:
-        log.info("%s has answered after %.0f s", whom, call.seconds())
+        log.info("%s answered after %.0f s", whom, call.seconds())
     return result
 
 
@@ -151,10 +147,9 @@ def _end(retry: Retry) -> float:
 
 
 def _clock(moment: float) -> str:
-    """Show a moment of the wall clock."""
     return datetime.fromtimestamp(moment, UTC).strftime("%H:%M:%S UTC")
 
 
 def _is_worth_repeating(error: Exception) -> bool:
-    # Transient for the task as a whole: but a lost lease never comes back to its holder, nor does time.
+    # A lost lease and a passed deadline are transient for the task, but this attempt cannot get them back.
     return is_transient(error) and not isinstance(error, LockError | DrainTimedOut)

@@ -1,4 +1,4 @@
-"""The story of one key: its last commit as far as it is known, what waits, what is dead, and which drains came by."""
+"""The history of one key: its last known commit, pending entries, dead letters, and the drains of its unit."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from export_queue.core.store import Database, entry_key, queries
 from export_queue.core.transactions import take_snapshot
 
 MOST_SHOWN = 100
-"""Entries, and letters, of the key that a story has."""
+"""Maximum number of entries, and of dead letters, in a story."""
 _REPORTS = 1000
-"""How many of the newest reports are looked at."""
+"""Number of newest reports that are searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastCommit:
-    """The newest commit of a key of which the store still has a trace."""
+    """The newest commit of a key that the store knows of."""
 
     seq: int | None
-    """None where the trace does not tell: a bound transaction leaves a conflict key of its entry, without the time."""
+    """None if it is not known: a bound transaction leaves a conflict key without the time."""
     known_by: Literal["entry", "dead letter", "conflict key"]
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedDrain:
-    """A drain that has ended."""
+    """A finished drain."""
 
     finished_ms: int
     report: DrainReport
@@ -48,32 +48,29 @@ class FinishedDrain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStory:
-    """What a store knows of one key of a queue."""
+    """What the store knows about one key of a queue."""
 
     queue: Queue
     key: bytes
     bucket: int
     unit: Range
     last_commit: LastCommit | None
-    """None where the store has no trace of one: the key was never committed, or all its entries were drained."""
+    """None if the store has no trace of one: the key was never committed, or all its entries were drained."""
     queued: tuple[QueuedEntry, ...]
-    """Committed entries that wait, oldest first, 100 at most."""
+    """Pending committed entries, oldest first, at most 100."""
     not_committed: tuple[int, ...]
-    """Sequences of staged entries: of long transactions in progress, or of such as ended without a commit."""
+    """Sequences of entries of long transactions that are in progress or ended without a commit."""
     dead: tuple[DeadLetter, ...]
-    """Oldest first, 100 at most."""
+    """Oldest first, at most 100."""
     last_drain: FinishedDrain | None
-    """The newest drain that was asked for the key's unit, whatever it has found; perhaps it did not come so far."""
+    """The newest drain that was asked to drain the key's unit, whether or not it got that far."""
     may_have_brought: FinishedDrain | None
-    """The newest drain whose report fits a delivery of the key. Reports count entries and do not name them, so this
-    proves nothing, not even that the key was ever committed."""
+    """The newest drain that may have delivered the key. Reports count entries without naming them, so this does not
+    prove a delivery, nor that the key was ever committed."""
 
 
 def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
-    """Tell the story of a key.
-
-    :param key: the encoded key.
-    """
+    """Return the history of an encoded key."""
     snapshot = take_snapshot(database)
     with database.read() as work:
         queued = peek(work, queue, snapshot, key=key, limit=MOST_SHOWN)
@@ -102,26 +99,26 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
 
 
 def last_commit(queued: Iterable[int], dead: Iterable[int], writer: int | None) -> LastCommit | None:
-    """Find the newest commit among its traces; pure.
+    """Return the newest commit among its traces; pure.
 
     :param queued: sequences of committed entries.
     :param dead: sequences of dead letters.
-    :param writer: the transaction that wrote the key's conflict key last; 0 if it was only locked by bound ones.
+    :param writer: the last transaction that wrote the conflict key; 0 if only bound transactions locked it.
     """
     traces = [LastCommit(writer, "conflict key")] if writer else []
     traces += [LastCommit(seq, "dead letter") for seq in dead]
     traces += [LastCommit(seq, "entry") for seq in queued]
-    # of equal ones the last: an entry that waits says more than its conflict key
+    # the last of equal ones: a pending entry says more than its conflict key
     known = max(reversed(traces), key=lambda trace: trace.seq or 0, default=None)
     return LastCommit(None, "conflict key") if known is None and writer == 0 else known
 
 
 def may_have_brought(drains: Iterable[FinishedDrain], units: Sequence[Range], seq: int | None) -> FinishedDrain | None:
-    """Find the newest drain that may have brought a key last; pure.
+    """Return the newest drain that may have delivered a key; pure.
 
     :param drains: newest first.
     :param units: the key's unit in each layout of its queue.
-    :param seq: the sequence that was delivered; None where it is not known.
+    :param seq: the delivered sequence; None if it is not known.
     """
     for drain in drains:
         report = drain.report

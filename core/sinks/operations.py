@@ -79,9 +79,11 @@ class Operations:
         return [2 * seq + (document is not None) for seq, document in zip(self.seqs, self.documents, strict=True)]
 
     def take(self, positions: Sequence[int]) -> Operations:
+        """Return the operations at some positions, in the given order."""
         return Operations(*([column[i] for i in positions] for column in self._columns()))
 
     def cut(self, start: int, end: int) -> Operations:
+        """Return the operations from one position to before another."""
         return Operations(*(column[start:end] for column in self._columns()))
 
     def slices(self, *, rows: int, size: int) -> Iterator[Operations]:

@@ -84,7 +84,7 @@ def check_rest(store: Store, sink: SlowSink, *, acknowledged: int) -> None:
 def test_a_drain_whose_time_is_over_keeps_what_was_acknowledged_and_says_how_much_is_left(orders: Store) -> None:
     clock = Clock()
     sink = SlowSink(clock, 20)
-    with pytest.raises(DrainTimedOut, match=r"brought 30 entries in its 60 seconds; about 20 left"):
+    with pytest.raises(DrainTimedOut, match=r"delivered 30 entries in its 60 seconds; about 20 left"):
         limited(orders, sink, clock, time_limit=60)
     check_rest(orders, sink, acknowledged=30)
 
@@ -97,7 +97,7 @@ def test_a_drain_that_is_done_in_time_notices_nothing(orders: Store) -> None:
 def test_waiting_for_other_drains_ends_by_the_deadline(orders: Store) -> None:
     clock, queue = Clock(), orders.queue("orders")
     leases = claim(orders.database, queue, queue.units(), owner=Owner("somebody", "1"), lease_seconds=600)
-    with pytest.raises(DrainTimedOut, match="brought 0 entries"):
+    with pytest.raises(DrainTimedOut, match="delivered 0 entries"):
         limited(orders, MemorySink(), clock, time_limit=5, lock_timeout=600)
     assert clock.now == 5
     release(orders.database, leases)

@@ -25,7 +25,7 @@ from export_queue import (
     StoreUnavailable,
     drain,
 )
-from export_queue.core.drain import claims, course, one_drain, pipeline
+from export_queue.core.drain import claims, drain_run, one_drain, pipeline
 from export_queue.core.locks import Lease, check_leases, claim, holders, keeping
 
 
@@ -110,7 +110,7 @@ def test_an_interruption_while_the_last_removals_are_awaited_is_counted_right(
 @pytest.mark.parametrize("is_failing", [False, True], ids=["drained", "failed"])
 @pytest.mark.parametrize(
     ("room", "step"),
-    [(claims, "claim"), (keeping, "release"), (course, "backlog"), (one_drain, "end_attempt")],
+    [(claims, "claim"), (keeping, "release"), (drain_run, "backlog"), (one_drain, "end_attempt")],
     ids=["claim", "release", "look back", "end"],
 )
 def test_a_drain_that_is_interrupted_while_it_ends_gives_its_leases_back(

@@ -39,7 +39,7 @@ from export_queue.core.drain import (
     run_drain,
     tally,
 )
-from export_queue.core.drain.course import Course
+from export_queue.core.drain.drain_run import DrainRun
 from export_queue.core.locks import Lease, LeaseKeeper, begin_attempt, claim, revoke
 from export_queue.core.queue import Queue
 from export_queue.core.transactions import Snapshot, take_snapshot
@@ -250,14 +250,14 @@ def test_a_report_whose_answer_was_lost_is_returned_with_its_counts(
 def test_a_follower_counts_what_a_failed_job_has_removed_though_the_store_was_away_for_a_moment(
     orders: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, failures, ended = Course._count_tallied, iter([True]), threading.Event()
+    count, failures, ended = DrainRun._count_tallied, iter([True]), threading.Event()
 
-    def away(course: Course) -> None:
+    def away(run: DrainRun) -> None:
         if next(failures, False):
             raise StoreUnavailable("away")
-        count(course)
+        count(run)
 
-    monkeypatch.setattr(Course, "_count_tallied", away)
+    monkeypatch.setattr(DrainRun, "_count_tallied", away)
 
     class Ending(Failing):
         def work_off(self, *arguments: Any) -> Any:

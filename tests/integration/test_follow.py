@@ -206,7 +206,7 @@ def test_a_time_limit_is_above_0(orders: Store, limit: float) -> None:
 
 
 def test_what_others_hold_is_no_matter_of_options(orders: Store) -> None:
-    with pytest.raises(InvalidArgument, match="if_locked: a follower leaves to others"):
+    with pytest.raises(InvalidArgument, match="if_locked: a follower never waits for other holders"):
         follow(orders, "orders", MemorySink(), stop=lambda: True, if_locked="fail")
 
 

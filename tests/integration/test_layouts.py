@@ -149,7 +149,7 @@ def test_a_drain_of_a_layout_that_is_closed_finds_nothing_and_says_so(
         report = drained(orders, sink, ranges=announced[:2])
     assert (report.read, report.ranges, report.skipped, report.problem) == (0, (Range(0, 8),), (), None)
     (line,) = caplog.messages
-    assert line.startswith("orders: nothing waits in [0, 8) any more: the queue was altered")
+    assert line.startswith("orders: nothing is pending in [0, 8) any more: the queue was altered")
     assert orders.backlog("orders", announced) == []
     assert drained(orders, sink, ranges=[*announced, [0, 7, 2]]).read == 40
     for use in (orders.waiting_ranges, lambda *given: follow(orders, given[0], sink, ranges=given[1], stop=bool)):
@@ -521,7 +521,7 @@ def test_a_sink_without_ranks_takes_nothing_while_an_older_layout_drains_out(ord
     add(orders, KEYS)
     orders.alter_queue("orders", **OTHER)
     sink = FencedMemory()
-    with pytest.raises(ConfigurationError, match="layout 1 has not drained out"):
+    with pytest.raises(ConfigurationError, match="layout 1 is not empty"):
         drain(orders, "orders", sink, sink_name="s", on_error="fail")
 
 
@@ -530,7 +530,7 @@ def test_a_sink_without_ranks_is_drained_into_once_older_layouts_are_empty(order
     assert long.id
     orders.alter_queue("orders", **OTHER)
     add(orders, KEYS)
-    with pytest.raises(ConfigurationError, match="layout 1 has not drained out"):
+    with pytest.raises(ConfigurationError, match="layout 1 is not empty"):
         drain(orders, "orders", FencedMemory(), sink_name="s", on_error="fail")
     opened_by(long).abort()
     assert drain(orders, "orders", FencedMemory(), sink_name="s", on_error="fail").read == 40

@@ -533,7 +533,7 @@ def test_a_job_whose_time_is_over_ends_in_order(
     assert job.submission.wait() == 75, job.submission.output()
     job.let_go()
     wait_until(lambda: not any(map(is_running, job.workers())), "workers outlive their driver")
-    assert f"has brought {acknowledged} entries in its 40 seconds; about {200 - acknowledged} left" in (
+    assert f"delivered {acknowledged} entries in its 40 seconds; about {200 - acknowledged} left" in (
         job.submission.output()
     )
     check_true_report(orders, job.drain_id, copies, acknowledged=acknowledged, problems={"DrainTimedOut"})

@@ -73,7 +73,7 @@ def test_a_job_that_follows_says_so_and_repeats_steps_for_a_second_only():
     [
         ({"follow": True, "time_limit": 0}, "time_limit: expected more than 0 seconds"),
         ({"follow": True, "time_limit": "1"}, "time_limit: expected more than 0 seconds"),
-        ({"follow": True, "if_locked": "fail"}, "if_locked: a follower leaves to others"),
+        ({"follow": True, "if_locked": "fail"}, "if_locked: a follower never waits for other holders"),
     ],
 )
 def test_options_that_do_not_suit_a_job_that_follows_are_refused(options, message):

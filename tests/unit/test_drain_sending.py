@@ -140,7 +140,7 @@ def test_a_sink_that_takes_no_writes_at_all_is_not_tried_again():
 
 
 def test_a_sink_whose_answer_does_not_add_up_is_an_error():
-    with pytest.raises(DrainError, match="given 3 operations and answered for 2"):
+    with pytest.raises(DrainError, match="given 3 operations and counted 2"):
         sender(ScriptedSink(lambda ids: ApplyResult(1, 1))).send(numbered(3), on_rejected=lambda *_: None)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import export_queue
 from export_queue.core import errors
+from export_queue.core.sinks import ContinuingSink, PreparableSink
 from export_queue.core.spark.archive import package_archive
 
 NAMES = """
@@ -43,6 +44,16 @@ NAMES = """
 
 NEED_AIRFLOW = {"ExportQueueNotificationTrigger", "ExportQueueTrigger", "queue_asset"}
 """Loaded by tests/airflow/test_public_face.py, since the import of Airflow sets it up."""
+
+PROTOCOLS = (
+    export_queue.Sink,
+    export_queue.FencedSink,
+    export_queue.SweepableSink,
+    export_queue.BoundSink,
+    export_queue.Participant,
+    ContinuingSink,
+    PreparableSink,
+)
 
 OPTIONAL = {"airflow", "elasticsearch", "psycopg", "pyarrow", "pymysql", "pyspark", "redis", "sqlalchemy", "typer"}
 
@@ -192,3 +203,19 @@ def test_the_face_works_in_the_archive_that_spark_gets() -> None:
     file, module = run(program, archive).splitlines()
     assert Path(file).parent.parent == archive
     assert module.startswith("export_queue.core.")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("__")])
+def test_each_public_name_and_method_has_a_docstring(name: str) -> None:
+    found = getattr(export_queue, name)
+    assert inspect.getdoc(found), name
+    if not inspect.isclass(found):
+        return
+    for method, function in inspect.getmembers(found, lambda member: inspect.isfunction(member) or is_property(member)):
+        is_described_by_protocol = any(hasattr(protocol, method) for protocol in PROTOCOLS)
+        if not method.startswith("_") and not is_described_by_protocol:
+            assert inspect.getdoc(function), f"{name}.{method}"
+
+
+def is_property(member: object) -> bool:
+    return isinstance(member, property)

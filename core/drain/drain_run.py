@@ -1,12 +1,12 @@
-"""The way of one drain, step by step, whatever engine does the work.
+"""The steps of one drain, whatever engine does the work.
 
-1. Take a snapshot: the drain promises to bring every entry that is committed by now.
-2. Show the sink a fence that is younger than all it has seen, and bind the queue to it.
+1. Take a snapshot: the drain promises to deliver every entry that is committed now.
+2. Send the sink a new fence, higher than all that it has seen, and bind the queue to the sink.
 3. Find the units that have work.
-4. Take the snapshot to read by and claim what is free of them; where all is held, wait for the holders.
-5. Have the engine drain the claimed units, and go on with 3 until nothing is left.
-6. Show the sink a fence once more, so that a later loss of what this drain brought is noticed.
-7. Look at what still waits.
+4. Take the snapshot to read by, and claim what is free in these units. If others hold everything, wait for them.
+5. Let the engine drain the claimed units, and continue with step 3 until nothing is left.
+6. Send the sink a new fence, so that a later loss of what this drain delivered is noticed.
+7. Count what is still pending.
 """
 
 from __future__ import annotations
@@ -46,42 +46,42 @@ from export_queue.core.store import Database, Reading, Work, queries, removed_su
 from export_queue.core.transactions import Snapshot, expire_if_due, settled_snapshot, take_snapshot
 
 POLL_SECONDS = 0.5
-"""How often a drain that waits for other holders looks again."""
+"""Time between two checks by a drain that waits for other holders."""
 _ANSWER_SECONDS = 60.0
 _COUNT_SECONDS = 10.0
 _REASON_CHARACTERS = 300
 
 
 @dataclass(slots=True)
-class Course:
-    """One drain, and how far it has come; a follower goes its own way through the same steps."""
+class DrainRun:
+    """The state of one drain. A follower takes the same steps in its own order."""
 
     database: Database
     store_id: str
     request: DrainRequest
     sleep: Callable[[float], None]
     clock: Callable[[], float]
-    goes_on: bool = False
-    """Whether another drain of the same attempt follows this one."""
+    continues: bool = False
+    """Whether another drain of the same attempt follows."""
     deadline: Deadline = field(default_factory=Deadline)
     queue_number: int | None = None
-    """The queue's number, where an earlier drain of the attempt has found it."""
+    """The queue's number, if an earlier drain of the attempt found it."""
     queue: Queue | None = None
     wanted: list[Range] = field(default_factory=list)
-    """Units that were asked for."""
+    """The requested units."""
     number: int = 0
-    """The number of the report; 0 before it is drawn."""
+    """The number of the report; 0 until it is drawn."""
     done: set[Range] = field(default_factory=set)
     """Units for which the promise is kept."""
     parts: list[Counts] = field(default_factory=list)
-    """What was done: as the engine has reported it, or once all of it is counted by tallies, their sum."""
+    """The results that the engine reported; replaced by the sum of the tallies once these are counted."""
     is_tallied: bool = False
     promised: Snapshot | None = None
     waiting: Left | None = None
-    """What waits in the units that were asked for; None where it was not counted."""
+    """Entries pending in the requested units; None if they were not counted."""
     first_rejection: str | None = None
     incomplete: tuple[str, ...] = ()
-    """What the sink lacks because somebody accepted a loss."""
+    """Accepted losses that make the sink incomplete."""
     claims: Claims = field(init=False)
     sink_fence: SinkFence = field(init=False)
 
@@ -89,29 +89,29 @@ class Course:
         self.claims = Claims(self.database, self.request)
         self.sink_fence = SinkFence(self.database, self.store_id, self.request)
 
-    def bring_all(self, engine: Engine, progress: ProgressLog) -> None:
-        """Keep the promise: the numbers are those of the steps in the head of this module."""
+    def deliver_all(self, engine: Engine, progress: ProgressLog) -> None:
+        """Deliver what the drain promises. Numbers refer to the steps at the top of this module."""
         promised = self.promised = take_snapshot(self.database)  # 1
         queue = self.begin(engine)  # 2
         waiting = self._with_work(queue, promised, self.wanted)  # 3
         skipped: set[Range] = set()
         while True:
-            skipped |= set(self._bring(engine, progress, queue, promised, waiting))
+            skipped |= set(self._deliver(engine, progress, queue, promised, waiting))
             if engine.is_fenced or not (self._is_altered(queue) or (queue.older and waiting)):
                 return
-            # What waited in one layout may have been rewritten into units of a later one, where nothing waited before.
-            queue, found = self._look_again(queue, promised)
+            # entries of one layout may have been rewritten into units of a later one that had no work before
+            queue, found = self._find_units_again(queue, promised)
             waiting = [unit for unit in found if unit not in skipped]
             self.done -= set(waiting)
 
     def _is_altered(self, queue: Queue) -> bool:
-        """Tell whether all units were asked for, and the queue has others by now."""
+        """Return whether all units were requested and the queue has new ones."""
         return self.request.ranges is None and self._current_layout() not in (None, queue.layout)
 
-    def _look_again(self, queue: Queue, promised: Snapshot) -> tuple[Queue, list[Range]]:
-        """Find the units that have work; if all were asked for, those of layouts that are new, too.
+    def _find_units_again(self, queue: Queue, promised: Snapshot) -> tuple[Queue, list[Range]]:
+        """Find the units that have work, including those of new layouts if all units were requested.
 
-        :returns: the queue with all layouts that it was known to have, and the units.
+        :returns: the queue with all its layouts, and the units.
         """
         units = self.wanted
         with self.database.read() as work:
@@ -124,10 +124,10 @@ class Course:
         self.wanted += [unit for unit in found if unit not in self.wanted]
         return queue, found
 
-    def _bring(
+    def _deliver(
         self, engine: Engine, progress: ProgressLog, queue: Queue, promised: Snapshot, waiting: list[Range]
     ) -> list[Range]:
-        """Bring what waits in some units; returns those that are skipped, since others hold them."""
+        """Deliver what is pending in some units; return the units that were skipped because others hold them."""
         skipped: list[Range] = []
         waits_since = self.clock()
         while waiting:
@@ -155,18 +155,18 @@ class Course:
             progress.waiting(partial(self.claims.awaited, queue, ready, promised))
             self.sleep(min(POLL_SECONDS, self.deadline.left()))
             check_attempt(self.database, self.request.owner)
-            waiting = self._with_work(queue, promised, waiting)  # 3, since the holder may have done it all
+            waiting = self._with_work(queue, promised, waiting)  # 3: the holder may have drained everything
         return skipped
 
     def begin(self, engine: Engine) -> Queue:
-        """Find the queue, take over from older attempts, and have the sink admit this drain."""
+        """Find the queue, take over from older attempts, and let the sink admit this drain."""
         queue = self._find_queue()
         begin_attempt(self.database, queue, self.request.owner)
         self.sink_fence.admit_and_bind(engine, queue)
         return queue
 
-    def bring_free(self, engine: Engine) -> bool:
-        """Bring the entries that wait now and that nobody holds; tell whether there were any."""
+    def deliver_free(self, engine: Engine) -> bool:
+        """Deliver pending entries that nobody holds; return whether there were any."""
         queue = self.queue
         assert queue is not None
         snapshot = take_snapshot(self.database)
@@ -175,12 +175,12 @@ class Course:
         ready = self._settled(queue, waiting) if engine.is_fenced else waiting
         leases = self.claims.claim(queue, ready, snapshot, is_fenced=engine.is_fenced)
         if leases:
-            # A fenced sink knows claims of single units. For all others few entries of many units are one small chunk.
+            # A fenced sink needs a claim per unit. For other sinks, a few entries of many units become one small chunk.
             self._drain(engine, queue, leases if engine.is_fenced else joined(leases), snapshot, claimed_at)
         return bool(leases)
 
     def has_moved(self) -> bool:
-        """Tell whether entries may wait in a layout that was not open at the beginning: a new, or a reopened one."""
+        """Return whether entries may be pending in a layout that was opened after the drain began."""
         queue = self.queue
         assert queue is not None
         known = {layout.number for layout in queue.layouts()}
@@ -191,16 +191,16 @@ class Course:
         return not known.issuperset(number for number, *_ in older)
 
     def _current_layout(self) -> int | None:
-        """Read the number of the queue's layout; None if the queue was removed."""
+        """Return the number of the queue's layout; None if the queue was removed."""
         assert self.queue is not None
         with self.database.read() as work:
             return queries.queues.layout_of(work, self.queue.number)
 
     @contextlib.contextmanager
-    def shown_again(self, engine: Engine) -> Iterator[None]:
-        """Show the sink a fence behind a block that brings entries; behind one that fails, if it has brought some.
+    def new_fence_after(self, engine: Engine) -> Iterator[None]:
+        """After the block, send the sink a new fence. On failure, send it only if entries were delivered.
 
-        Where it has sent nothing, as after an error of the exporter, the queue is left as free as it was.
+        If nothing was sent, for example after an error of the exporter, the queue stays unbound.
         """
         try:
             yield
@@ -209,24 +209,24 @@ class Course:
         except Exception as error:
             if isinstance(error, LeaseLost):
                 self.refuse_removed(error)
-            if self._has_brought or not engine.has_sent:
-                with contextlib.suppress(Exception):  # the trouble itself matters more
-                    self._show_again(engine)
+            if self._has_delivered or not engine.has_sent:
+                with contextlib.suppress(Exception):  # the original error matters more
+                    self._send_new_fence(engine)
             raise
-        self._show_again(engine)  # 6
+        self._send_new_fence(engine)  # 6
 
     @property
-    def _has_brought(self) -> bool:
+    def _has_delivered(self) -> bool:
         return any(part.acknowledged for part in self.parts)
 
-    def _show_again(self, engine: Engine) -> None:
+    def _send_new_fence(self, engine: Engine) -> None:
         if self.queue is not None:
-            self.sink_fence.show_again(engine, self.queue, has_brought=self._has_brought)
+            self.sink_fence.renew(engine, self.queue, has_delivered=self._has_delivered)
 
     def refuse_removed(self, error: LeaseLost) -> None:
-        """Say so where leases were lost since the subscription was removed: to start again would be no use.
+        """Check whether leases were lost because the subscription was removed, so that a retry is useless.
 
-        :raises UnknownQueue: it was.
+        :raises UnknownQueue: it was removed.
         """
         with contextlib.suppress(StoreUnavailable), self.database.read() as work:
             if self.queue is not None and queries.queues.layout_of(work, self.queue.number) is None:
@@ -243,15 +243,15 @@ class Course:
         return queue
 
     def _with_work(self, queue: Queue, snapshot: Snapshot, units: Sequence[Range]) -> list[Range]:
-        """Find the units that have work; for the others the promise is kept."""
+        """Find the units that have work; note the others as done."""
         with self.database.read() as work:
             found = waiting_ranges(work, queue, snapshot, units)
         self.done |= set(units) - set(found)
         return found
 
     def _settled(self, queue: Queue, units: Sequence[Range]) -> list[Range]:
-        """Find the units that have entries which no older entry can follow."""
-        expire_if_due(self.database, seconds=_ANSWER_SECONDS)  # a transaction past its deadline would hold them back
+        """Find the units with settled entries: no older entry can be committed after them."""
+        expire_if_due(self.database, seconds=_ANSWER_SECONDS)  # an expired transaction would hold them back
         snapshot = settled_snapshot(self.database, queue.number)
         with self.database.read() as work:
             return waiting_ranges(work, queue, snapshot, units)
@@ -264,9 +264,9 @@ class Course:
     ) -> None:
         """Drain claimed units.
 
-        :param snapshot: taken before the claim, so that the claim names all segments that it sees: one snapshot
-            decides which rows and which files are read. A fenced drain locks whole intervals and takes one afterwards.
-        :raises ExportQueueError: a unit was not done; the others are.
+        :param snapshot: decides which rows and files are read. It is taken before the claim, so that the claim covers
+            all segments that it sees. A fenced drain locks whole intervals and takes its snapshot after the claim.
+        :raises ExportQueueError: a unit was not drained; the others were.
         """
         self.is_tallied = engine.is_tallied
         keeper = LeaseKeeper(
@@ -282,7 +282,8 @@ class Course:
                 self.sink_fence.note(queue)
                 if engine.is_fenced:
                     self.sink_fence.shut_out_former(engine, queue, leases)
-                    engine.claim(queue, leases)  # before the snapshot, or an older drain could write entries above it
+                    # before the snapshot: otherwise an older drain could write entries that are newer than it
+                    engine.claim(queue, leases)
                     snapshot = settled_snapshot(self.database, queue.number)
                 for number in sorted({lease.layout for lease in leases}):
                     in_layout = [lease for lease in leases if lease.layout == number]
@@ -290,7 +291,7 @@ class Course:
                         self.parts.append(part)
                         parts.append(part)
         except BaseException:
-            with contextlib.suppress(Exception):  # the trouble itself matters more
+            with contextlib.suppress(Exception):  # the original error matters more
                 self._count_tallied()
             raise
         call_again(replace(DRAIN_RETRY, sleep=self.sleep, clock=self.clock), self._count_tallied)
@@ -307,38 +308,38 @@ class Course:
                 self.count_removed(work)
 
     def count_removed(self, work: Work) -> None:
-        """Give back all leases, so that nothing more can be removed, and count exactly what was."""
+        """Release all leases, so that nothing more can be removed, and count exactly what was removed."""
         assert self.queue is not None
         release_all(work, self.queue, self.wanted, self.request.owner)
-        # There are none after an end whose answer was lost: it has counted them, and taken them away.
+        # none are left if an earlier try took effect: it counted and deleted them
         if self.is_tallied and (removed := tally.counted(work, self.request)).read:
             left = sum(part.left for part in self.parts)
             self.parts = [replace(removed, read=removed.read + left, left=left)]
 
     def count_left(self) -> Left | None:
-        """Count the entries of the promise that are still queued; None before it is made."""
+        """Count the promised entries that are still queued; None before the promise."""
         if self.queue is None or self.promised is None:
             return None
         with self.database.read(seconds=_COUNT_SECONDS) as work:
             return count_waiting(work, self.queue, self.promised, self.wanted)
 
     def timed_out(self, awaited: str) -> DrainTimedOut:
-        """Make the error that says how far a drain has come whose time is over.
+        """Return the error for a drain whose time is over, with what it delivered.
 
-        :param awaited: who had not answered by then; empty where the drain waited for nobody.
+        :param awaited: who has not answered; empty if the drain waited for nobody.
         """
         assert self.deadline.time_limit is not None
-        brought, left = Counts(**total(self.parts)), None
+        done, left = Counts(**total(self.parts)), None
         with contextlib.suppress(ExportQueueError):
             left = self.count_left()
         rest = "the rest" if left is None else f"about {grouped(left.entries)}"
         return DrainTimedOut(
-            f"the drain of {self.request.queue_id} has brought {grouped(brought.acknowledged + brought.dead)} entries "
+            f"the drain of {self.request.queue_id} delivered {grouped(done.acknowledged + done.dead)} entries "
             f"in its {self.deadline.time_limit:g} seconds; {rest} left" + (f"; {awaited}" if awaited else "")
         )
 
-    def look_back(self) -> None:
-        """Count what still waits, find out how old the oldest of it is, and why the first dead letter is one."""
+    def count_pending(self) -> None:
+        """Count what is pending, and find its age and the reason of the first dead letter."""
         self.waiting = None
         if self.queue is None:
             return
@@ -352,7 +353,6 @@ class Course:
             self.incomplete = tuple(mark.line() for mark in losses(work, self.queue.id))
 
     def report(self, *, seconds: float, problem: Problem | None) -> DrainReport:
-        """Put the report together."""
         report = DrainReport(
             queue=self.request.queue_id,
             sink=self.request.sink_name,
@@ -380,15 +380,15 @@ def count_waiting(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequen
 
 
 def require_same(queue: Queue, number: int | None) -> None:
-    """Refuse a subscription that was made again under the name of one that was removed.
+    """Refuse a subscription that was removed and created again under the same name.
 
     :param number: the number of the queue that is drained; None if it is not known yet.
-    :raises UnknownQueue: it is another one.
+    :raises UnknownQueue: the numbers differ.
     """
     if number not in (None, queue.number):
         raise removed_subscription(f"subscription {queue.id!r}")
 
 
 def _age(work: Reading, seq: int) -> float:
-    """Tell how many seconds ago a transaction was given its id, by the store's clock."""
+    """Return the seconds since a transaction received its id, by the store's clock."""
     return max(0.0, work.now() / 1e3 - seq / 1e9)
