@@ -112,7 +112,7 @@ def test_a_backup_names_the_files_that_are_not_in_it(store: Store, sqlite_url: s
         tx.queue("q").add_batch(pa.table({"key": ["a", "b"], "value": [1, 2]}))
     told = run_cli("backup", str(tmp_path / "copy.db"), url=sqlite_url)
     (file,) = store.bulk_files()
-    assert f"1 files with bulk entries, as {file}" in told
+    assert f"1 files with bulk entries, such as {file}" in told
     with Store.open(f"sqlite:///{tmp_path}/copy.db") as copy:
         assert drain(copy, "q", MemorySink(), sink_name="sink").acknowledged == 2
         assert copy.bulk_files() == []
