@@ -101,7 +101,7 @@ def test_a_backup_has_the_identity_and_the_rights_of_its_store(store: Store, sql
     write(store, 7)
     (tmp_path / "store.db").chmod(0o640)
     told = run_cli("backup", str(tmp_path / "copy.db"), url=sqlite_url)
-    assert f"store {store.id} is copied to {tmp_path}/copy.db" in told
+    assert f"copied store {store.id} to {tmp_path}/copy.db" in told
     assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o640
     with Store.open(f"sqlite:///{tmp_path}/copy.db") as copy:
         assert copy.identity == store.identity
