@@ -1,61 +1,7 @@
-"""The error tree of Export Queue.
+"""The errors of Export Queue.
 
-Every error names its subject, the expected and the found, and carries two facts that
-callers act on: ``transient`` (trying again may help) and ``hint`` (what to do next)::
-
-    ExportQueueError
-    ├── ConfigurationError            wrong from the start; trying again changes nothing
-    │   ├── InvalidArgument
-    │   ├── UnknownQueue
-    │   ├── ColumnNotObserved         nobody has declared the column, so that no write of it notifies
-    │   ├── OptionsDiffer             a queue or table exists with other options
-    │   ├── HasSubscriptions          readers of the queue are its subscriptions, each for itself
-    │   ├── EntriesWait               a change would lose what waits in the queue
-    │   ├── CodecError                a codec cannot be loaded, or does not decode what is stored
-    │   ├── FoldError                 the fold of a queue cannot be loaded, or does not take the values of a key
-    │   ├── SinkBindingError          the queue drains into another sink
-    │   ├── SinkConfigurationError    the sink cannot be used as it is described
-    │   └── SecretNotFound
-    ├── EntryError                    one key or value that the queue refuses
-    ├── StoreError
-    │   ├── StoreNotCreated
-    │   ├── SchemaVersionError
-    │   ├── OtherCluster              the store was restored into another cluster of servers
-    │   ├── StoreReplaced             transient; restored or created anew under a process that uses it
-    │   ├── StoreUnavailable          transient
-    │   ├── SegmentLost               a file of entries is missing or damaged
-    │   ├── SegmentRefused            the place of the files refuses this process, or does not exist
-    │   └── SegmentUnavailable        transient
-    ├── TransactionError
-    │   ├── ConflictError             transient
-    │   ├── SnapshotTooOld            transient
-    │   ├── TransactionTimeout        transient
-    │   ├── TransactionsInProgress    transient; a first load waits for them to end
-    │   ├── RegistrationLost          transient
-    │   ├── CommitRefused             transient
-    │   ├── LayoutClosed              transient; the queue's buckets were altered
-    │   ├── CommitOutcomeUnknown
-    │   ├── AfterCommitFailed         it has committed; a participant failed afterwards
-    │   ├── ChangeSetTooLarge
-    │   ├── TransactionEnded
-    │   └── AlreadyCommitted          the idempotency key has taken effect; carries the stored result
-    ├── LockError
-    │   ├── LockNotAvailable          transient
-    │   ├── QueueBusy                 transient; its subscriptions cannot change at this moment
-    │   └── LeaseLost                 transient
-    ├── SinkError
-    │   ├── SinkUnavailable           transient
-    │   ├── SinkRefused               the target takes no writes at all
-    │   ├── SinkBelongsToAnother      the sink was fed by another, or a younger, store
-    │   └── SinkLostData              the sink does not remember what it acknowledged
-    └── DrainError
-        ├── ExporterError
-        ├── AmbiguousRecord
-        ├── EntryRejected             ``on_error="fail"`` met an entry that was rejected
-        ├── TooManyDeadLetters
-        ├── EntriesNotSettled         transient
-        ├── DrainTimedOut             transient; the drain's own time limit has passed
-        └── SparkJobFailed            transient
+Every error names its subject, and says what was expected and found. It has two attributes for callers: ``transient``
+says whether trying again may help, ``hint`` what to do next.
 """
 
 from __future__ import annotations
@@ -65,10 +11,10 @@ from typing import Any, ClassVar
 
 
 class ExportQueueError(Exception):
-    """Base of all errors that this library raises on purpose.
+    """Base class of all errors that this library raises on purpose.
 
-    :param message: what happened, in one sentence that names the thing.
-    :param hint: what to do next; the class's own hint where it is left out.
+    :param message: what happened, in one sentence that names the subject.
+    :param hint: what to do next; by default the hint of the class.
     """
 
     transient: bool = False
@@ -84,15 +30,15 @@ class ExportQueueError(Exception):
 
 
 class ConfigurationError(ExportQueueError):
-    """The set-up is wrong; trying again changes nothing."""
+    """The configuration or an argument is wrong; trying again does not help."""
 
 
 class InvalidArgument(ConfigurationError, ValueError):
-    """An argument is outside of what is allowed."""
+    """An argument is not allowed."""
 
 
 class UnknownQueue(ConfigurationError):
-    """The store has no queue of this name."""
+    """The store has no queue with this name."""
 
     default_hint = (
         "configure it first: export-queue configure, store.configure_queue(...) or ExportQueueConfigureOperator"
@@ -100,29 +46,29 @@ class UnknownQueue(ConfigurationError):
 
 
 class ColumnNotObserved(ConfigurationError):
-    """The column is not observed, so that no write to it notifies anybody."""
+    """The column is not observed, so writes to it do not notify."""
 
     default_hint = "declare it once, before its writers start: store.watch(table, column), or store.observe(...)"
 
 
 class OptionsDiffer(ConfigurationError):
-    """A queue or table exists with other options than those asked for."""
+    """A queue or table exists with different options."""
 
     default_hint = "ask for the stored options, or use another name"
 
 
 class HasSubscriptions(ConfigurationError):
-    """The queue has no entries of its own: its subscriptions have them."""
+    """The queue has subscriptions, which hold its entries."""
 
     default_hint = "name one of its subscriptions, as in 'airports/search'"
 
 
 class EntriesWait(ConfigurationError):
-    """What waits in the queue would be lost, or would belong to nobody."""
+    """The change would lose pending entries, or leave them to nobody."""
 
 
 class CodecError(ConfigurationError):
-    """A codec cannot be loaded, or does not decode what is stored."""
+    """A codec cannot be loaded, or cannot decode stored data."""
 
     default_hint = "the data was stored under another codec, or the codec has changed since"
 
@@ -139,10 +85,10 @@ class SinkBindingError(ConfigurationError):
 
 
 class SinkConfigurationError(ConfigurationError):
-    """The sink cannot be used as it is described."""
+    """The description of the sink is wrong, or does not fit the target."""
 
     is_unwritten = False
-    """Whether it was raised before anything of the batch was written."""
+    """Whether nothing of the batch had been written when the error was raised."""
 
 
 class SecretNotFound(ConfigurationError):
@@ -150,11 +96,11 @@ class SecretNotFound(ConfigurationError):
 
 
 class EntryError(ExportQueueError, ValueError):
-    """The queue refuses this key or value."""
+    """The queue refuses a key or value."""
 
 
 class StoreError(ExportQueueError):
-    """Something about the store itself."""
+    """Base class of errors about the store."""
 
 
 class StoreNotCreated(StoreError):
@@ -164,17 +110,17 @@ class StoreNotCreated(StoreError):
 
 
 class SchemaVersionError(StoreError):
-    """The store's schema does not fit this version of the library."""
+    """This version of the library does not support the schema of the store."""
 
 
 class OtherCluster(StoreError):
-    """The store was copied into another cluster of servers, whose numbers of SQL transactions mean something else."""
+    """The store was restored into another cluster of servers, where its transaction numbers have no meaning."""
 
     default_hint = "end all that uses this copy, then run `export-queue adopt` once"
 
 
 class StoreReplaced(StoreError):
-    """The store was restored to an earlier state, or created anew, since this process read its queues and tables."""
+    """The store was restored or created anew after this process read its queues and tables."""
 
     transient = True
     default_hint = "run the function again from its start: it reads them anew; store.run() does this for you"
@@ -185,12 +131,12 @@ class StoreUnavailable(StoreError):
 
     transient = True
     sent: bool = True
-    """Whether something may have reached the database; if not, nothing has taken effect, nor ever will."""
+    """Whether the request may have reached the database. If not, it has no effect and never will."""
     default_hint = "check that the database runs and that the connection is right, then try again"
 
 
 class SegmentLost(StoreError):
-    """A file of entries is missing or damaged."""
+    """A file of bulk entries is missing or damaged."""
 
     default_hint = (
         "the entries stay queued: bring the file back from a copy of the folder, then drain again; one that a "
@@ -200,7 +146,7 @@ class SegmentLost(StoreError):
 
 
 class SegmentRefused(StoreError):
-    """The place of the files of entries refuses this process, or does not exist."""
+    """The location of the files of bulk entries does not exist, or denies access to this process."""
 
     default_hint = (
         "see that the bucket exists and that the credentials of this process may use it (docs/segments.md); a process "
@@ -209,29 +155,28 @@ class SegmentRefused(StoreError):
 
 
 class SegmentUnavailable(StoreError):
-    """A file of entries cannot be read or written now."""
+    """A file of bulk entries cannot be read or written at present."""
 
     transient = True
     default_hint = "see that the filesystem of the segments can be reached, with the credentials of this process"
 
 
 class TransactionError(ExportQueueError):
-    """Something about one transaction."""
+    """Base class of errors about one transaction."""
 
 
 class ConflictError(TransactionError):
-    """Another transaction committed a write to a key of this one after it had started."""
+    """Another transaction has committed a write to a key of this one since it started."""
 
     transient = True
     default_hint = "run the function again from its start; store.run() does this for you"
 
     @classmethod
     def between(cls, *, transaction: int | None, key: str, other: int) -> ConflictError:
-        """Name the key, both transactions and both times.
+        """Return the error for a transaction and the other one that wrote the key last.
 
-        :param transaction: id of the refused transaction; None where none was drawn.
-        :param key: the conflict key, readable.
-        :param other: id of the transaction that wrote the key last.
+        :param transaction: id of the refused transaction; None if it has none.
+        :param key: the conflict key, as readable text.
         """
         started = f", started at {clock_of(transaction)}" if transaction else ""
         return cls(
@@ -242,14 +187,14 @@ class ConflictError(TransactionError):
 
 
 class SnapshotTooOld(TransactionError):
-    """Clean-up may have removed versions that this snapshot needs."""
+    """Clean-up may have deleted versions that this snapshot needs."""
 
     transient = True
     default_hint = "start a new transaction; a long one needs transaction(long=True)"
 
 
 class TransactionTimeout(TransactionError):
-    """The transaction's deadline has passed, so it cannot commit."""
+    """The transaction's time-out has passed, so it cannot commit."""
 
     transient = True
     default_hint = (
@@ -259,47 +204,47 @@ class TransactionTimeout(TransactionError):
 
 
 class TransactionsInProgress(TransactionError):
-    """Transactions that began before are still in progress."""
+    """Older transactions are still in progress."""
 
     transient = True
     default_hint = "let them end, or abort them, then try again; the view active_transactions lists long ones"
 
 
 class RegistrationLost(TransactionError):
-    """The store knows this transaction no longer: it was ended by others, or after its time-out."""
+    """The transaction has been ended by others, or after its time-out."""
 
     transient = True
     default_hint = "run the function again, from its start"
 
 
 class CommitRefused(TransactionError):
-    """This commit was refused, and stays refused."""
+    """The commit was refused and can no longer take effect."""
 
     transient = True
     default_hint = "run the function again from its start; store.run() does this for you"
 
 
 class LayoutClosed(TransactionError):
-    """Bulk entries were laid out for buckets that their queue does not have any more."""
+    """Bulk entries were written for buckets that their queue no longer has."""
 
     transient = True
-    hint = "load again: the files are written anew, in the queue's layout"
+    default_hint = "load again: the files are written anew, in the queue's layout"
 
 
 class CommitOutcomeUnknown(TransactionError):
-    """The connection broke during the commit, and its outcome could not be learned."""
+    """The connection broke during the commit, and the store could not be asked for the outcome."""
 
     default_hint = "ask again with store.outcome(request) once the store is reachable"
 
 
 class AfterCommitFailed(TransactionError):
-    """The transaction has committed, and a participant failed when it was told."""
+    """The transaction has committed, but a participant failed afterwards."""
 
     default_hint = "do not run the function again: it has taken effect; mend what the participant does after commits"
 
 
 class ChangeSetTooLarge(TransactionError):
-    """The transaction writes more than one transaction may."""
+    """The transaction exceeds the maximum size."""
 
     default_hint = (
         "divide the work, or use transaction(long=True) and call flush() now and then; "
@@ -308,16 +253,15 @@ class ChangeSetTooLarge(TransactionError):
 
 
 class TransactionEnded(TransactionError):
-    """The transaction has been committed or aborted and cannot be used any more."""
+    """The transaction has been committed or aborted and can no longer be used."""
 
     default_hint = "start a new transaction"
 
 
 class AlreadyCommitted(TransactionError):
-    """A transaction with this idempotency key has committed before.
+    """A transaction with this idempotency key has already committed.
 
-    :param idempotency_key: the idempotency key.
-    :param result: the JSON result stored with that commit.
+    :param result: the JSON value that was stored with that commit.
     """
 
     default_hint = "nothing is to be done: the work has taken effect"
@@ -329,32 +273,32 @@ class AlreadyCommitted(TransactionError):
 
 
 class LockError(ExportQueueError):
-    """Something about a lock on a part of a queue."""
+    """Base class of errors about a lock on part of a queue."""
 
 
 class LockNotAvailable(LockError):
-    """Another holder works on this part of the queue."""
+    """Another holder has a lock on this part of the queue."""
 
     transient = True
     default_hint = "wait for it (if_locked='wait'), or see who holds it: export-queue locks"
 
 
 class QueueBusy(LockError):
-    """Transactions that add to the queue are in progress, and its subscriptions cannot change meanwhile."""
+    """The queue cannot be changed while transactions that add to it are in progress."""
 
     transient = True
     default_hint = "try again; a transaction that is bound to a connection holds them until its user commits"
 
 
 class LeaseLost(LockError):
-    """The lease of this holder has expired or was revoked; it may change nothing any more."""
+    """The holder's lease has expired or been revoked, so it can change nothing more."""
 
     transient = True
     default_hint = "start again; what was acknowledged stays removed"
 
 
 class SinkError(ExportQueueError):
-    """Something about a sink."""
+    """Base class of errors about a sink."""
 
 
 class SinkUnavailable(SinkError):
@@ -365,11 +309,11 @@ class SinkUnavailable(SinkError):
 
 
 class SinkRefused(SinkError):
-    """The sink takes no writes as it is: rights, a read-only server, a missing target."""
+    """The sink refuses all writes: missing rights, a read-only server or a missing target."""
 
 
 class SinkBelongsToAnother(SinkError):
-    """The sink was last fed by another store, or by this one in a later state."""
+    """The sink was last fed by another store, or by a later state of this store."""
 
     default_hint = (
         "the store was rebuilt or restored: its sequences would all be stale in this sink; "
@@ -378,7 +322,7 @@ class SinkBelongsToAnother(SinkError):
 
 
 class SinkLostData(SinkError):
-    """The sink does not hold what it has acknowledged: it was emptied, restored, or restarted without its last data."""
+    """The sink lost data that it had acknowledged: it was emptied, restored, or restarted without its last writes."""
 
     default_hint = (
         "what was drained before is gone from the sink; take the sink as it is: export-queue readmit QUEUE SINK.json "
@@ -387,11 +331,11 @@ class SinkLostData(SinkError):
         "lacks again, then declare it complete: export-queue complete QUEUE"
     )
     is_older = False
-    """Whether the sink is back in an older state, in which it may hold records that were deleted since."""
+    """Whether the sink is in an older state, and may hold records that have been deleted since."""
 
     @classmethod
     def older(cls, message: str) -> SinkLostData:
-        """Say that a sink is in an older state."""
+        """Return the error for a sink that is in an older state."""
         error = cls(
             message,
             hint=f"empty it first: neither a load nor a drain removes what was deleted since; {cls.default_hint}",
@@ -401,35 +345,35 @@ class SinkLostData(SinkError):
 
 
 class DrainError(ExportQueueError):
-    """A drain cannot go on."""
+    """Base class of errors that stop a drain."""
 
 
 class ExporterError(DrainError):
-    """The exporter cannot be found, opened or closed."""
+    """The exporter cannot be loaded, opened or closed."""
 
 
 class AmbiguousRecord(DrainError):
-    """Two entries of one transaction put different documents into one record."""
+    """Two entries of one transaction write different documents to the same record."""
 
     positions: tuple[int, int] = (0, 0)
-    """Positions, in their batch, of the two operations."""
+    """Positions of the two operations in their batch."""
     default_hint = "make the record's id depend on the entry's key, or add both changes under one key"
 
 
 class EntryRejected(DrainError):
-    """An entry was rejected and the drain was told to stop at the first."""
+    """An entry was rejected, and ``on_error="fail"`` stops the drain at the first one."""
 
     default_hint = "mend the entry's producer or the exporter, or drain with on_error='dead_letter'"
 
 
 class TooManyDeadLetters(DrainError):
-    """More entries were rejected than a drain may set aside: a bug, not data."""
+    """More entries were rejected than ``max_dead``, which points to a bug rather than bad data."""
 
     default_hint = "mend the exporter or the sink, then drain again; raise max_dead only if the data is to blame"
 
 
 class EntriesNotSettled(DrainError):
-    """The drain's entries wait for older transactions that are still in progress."""
+    """The drain is waiting for older transactions that are still in progress."""
 
     transient = True
     default_hint = (
@@ -439,30 +383,29 @@ class EntriesNotSettled(DrainError):
 
 
 class DrainTimedOut(DrainError):
-    """The drain's time limit has passed before everything was brought."""
+    """The drain's time limit passed before everything was delivered."""
 
     transient = True
     default_hint = "run it again, or give it more time (time_limit); what was acknowledged stays removed"
     awaited: str = ""
-    """Who had not answered when the time was over; empty where the drain waited for nobody."""
+    """What had not answered when the time was over; empty if the drain waited for nothing."""
 
 
 class SparkJobFailed(DrainError):
-    """Spark could not run the drain's tasks to their end."""
+    """Spark could not complete the drain's tasks."""
 
     transient = True
     default_hint = "see Spark's log above; what was acknowledged stays removed, the rest is queued"
 
 
 MOST_TEXT = 10_000
-"""Characters that are kept of a foreign error."""
+"""Maximum number of characters that are kept of a foreign error."""
 
 
 def text_of(error: object) -> str:
-    """Put an error, or the reason of one, into text that every database, log and terminal takes.
+    """Return an error, or its reason, as text that every database, log and terminal accepts.
 
-    Half characters and NUL are escaped, and what is longer than 10 000 characters is cut. An error whose ``__str__``
-    fails is named by its class.
+    Lone surrogates and NUL are escaped, and text longer than 10 000 characters is cut.
     """
     try:
         text = str(error) or repr(error)
@@ -474,5 +417,5 @@ def text_of(error: object) -> str:
 
 
 def clock_of(transaction_id: int) -> str:
-    """Show the wall-clock time that a transaction id carries."""
+    """Return the wall-clock time that a transaction id contains."""
     return datetime.fromtimestamp(transaction_id / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]

@@ -1,4 +1,4 @@
-"""What one store has, as its transactions see it."""
+"""The tables and queues of a store, as its transactions see them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 
 from export_queue.core.queue import Queue, find_queue
 from export_queue.core.store import Database
-from export_queue.core.tables import ObservedColumns, TableOptions, add_table, default_options, find_table
+from export_queue.core.tables import ObservedColumns, TableOptions, add_table, find_table
 from export_queue.core.transactions import BoundSession
 
 FRESH_SECONDS = 60.0
-"""How long a process goes by the options of a queue that it has read."""
+"""How long a process uses the options of a queue before it reads them again."""
 
 
 class Catalogue:
-    """The options of a store's queues and tables, each read once, and its observed columns.
+    """Caches the options of a store's queues and tables, and the observed columns.
 
-    Codecs of a stored queue never change, so that a transaction need not read them again; its other options may be
-    altered, and are read again after a minute. Where its entries go, the store says at each commit. Where another store
-    is found in the place of the one that was known, all is read anew.
+    The codecs of a queue never change. Other options may be altered, and are read again after a minute; the layout of
+    its entries is decided by the store at each commit. If another store has replaced the known one, everything is read
+    again.
 
-    :param clock: tells seconds.
+    :param clock: returns seconds.
     """
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,11 +30,11 @@ class Catalogue:
         self._clock = clock
         self._identity = database.identity
         self._queues: dict[str, tuple[Queue, float]] = {}
-        """Each with the time at which it was read."""
+        """Each queue with the time at which it was read."""
         self._tables: dict[str, TableOptions] = {}
 
     def queue(self, queue_id: str) -> Queue:
-        """Find a queue.
+        """Return the options of a queue.
 
         :raises UnknownQueue: the store has no such queue.
         """
@@ -48,21 +48,21 @@ class Catalogue:
         self._queues[queue_id] = queue, now
         return queue
 
-    def forget_queue(self, queue_id: str) -> None:
-        """Read a queue anew at its next use."""
-        self._queues.pop(queue_id, None)
+    def forget_queues(self) -> None:
+        """Read the options of each queue again when it is used next."""
+        self._queues.clear()
 
     def table(self, name: str, bound: BoundSession | None = None) -> TableOptions:
-        """Find a table; an unknown one is stored with default options.
+        """Return the options of a table. An unknown table is created with default options.
 
-        :param bound: the user's SQL transaction in which it is used.
+        :param bound: the user's SQL transaction in which the table is used.
         """
         self._forget_another_store()
         if name not in self._tables:
             found = find_table(self._database, name)
             if found is None and bound is not None:
-                return add_table(bound.begin(), default_options(name))  # not kept: the user may roll it back
-            self._tables[name] = found or add_table(self._database.begin(), default_options(name))
+                return add_table(bound.begin(), TableOptions(name))  # not cached: the user may roll it back
+            self._tables[name] = found or add_table(self._database.begin(), TableOptions(name))
         return self._tables[name]
 
     def _forget_another_store(self) -> None:

@@ -1,20 +1,25 @@
-"""One transaction, as the function that runs in it holds it."""
+"""A transaction and a first load, as the functions that run in them hold them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.segments import BulkWriter
+from export_queue.core.queue import Queue
+from export_queue.core.segments import BulkWriter, OnDuplicate
 from export_queue.core.store import added_to_subscription
 from export_queue.core.tables import Table
 from export_queue.core.transactions import Level, OpenTransaction, Participant
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 class TransactionContext:
-    """The handle of one transaction: its tables and queues, its level, its participants."""
+    """One transaction: access to its tables and queues, and to its state."""
 
     def __init__(self, catalogue: Catalogue, transaction: OpenTransaction) -> None:
         self._catalogue = catalogue
@@ -25,7 +30,7 @@ class TransactionContext:
     def id(self) -> int:
         """The transaction's id; asking before the commit draws it.
 
-        It is the sequence of its entries, too, unless the transaction is bound to a connection.
+        It is also the sequence of the transaction's entries, unless the transaction is bound to a connection.
         """
         if self._transaction.kind == "read":
             raise InvalidArgument("a read-only transaction has no id")
@@ -33,16 +38,16 @@ class TransactionContext:
 
     @property
     def request(self) -> UUID:
-        """The name of the commit, for :meth:`Store.outcome`."""
+        """Identifies the commit, for :meth:`Store.outcome`."""
         return self._transaction.request
 
     def table(self, name: str) -> Table:
-        """Bind a table to this transaction; one that is not configured is stored with default options."""
+        """Return a table. If it has not been configured, it is created with default options."""
         self._transaction.require_open()
         return Table(self._transaction, self._catalogue.table(name, self._transaction.bound), self._catalogue.observed)
 
     def queue(self, queue_id: str) -> BulkWriter:
-        """Bind a queue to this transaction.
+        """Return a queue, to add entries to it.
 
         :raises UnknownQueue: the store has no such queue.
         :raises InvalidArgument: it is a subscription; add to its queue instead.
@@ -56,22 +61,22 @@ class TransactionContext:
         return self._writers[queue_id]
 
     def join(self, participant: Participant) -> None:
-        """Let another resource take part: it is written before the commit, and rolled back if there is none.
+        """Add another resource to the transaction: it writes before the commit, and rolls back if there is none.
 
         :raises InvalidArgument: the transaction is read-only, bound to a connection, or resumed.
         """
         self._transaction.join(participant)
 
     def checkpoint(self) -> None:
-        """Begin new versions: later writes of this transaction do not replace earlier ones; the snapshot stays.
+        """Make later writes new versions, which do not replace earlier ones. The snapshot stays.
 
-        ``tx.level`` says which of its own versions the transaction sees; all of them commit or roll back together.
+        ``tx.level`` decides which own versions the transaction reads. All of them commit or roll back together.
         """
         self._transaction.checkpoint()
 
     @property
     def level(self) -> Level:
-        """How much the transaction sees of its own writes; it may be set at any time."""
+        """Which of its own writes the transaction reads; it can be set at any time."""
         return self._transaction.level
 
     @level.setter
@@ -79,17 +84,55 @@ class TransactionContext:
         self._transaction.level = level
 
     def flush(self) -> None:
-        """Stage the buffered writes in the store, so that they need not fit into memory; for long transactions only."""
+        """Stage the buffered writes of a long transaction in the store, so that they need not fit into memory."""
         self._transaction.flush()
 
     def to_json(self) -> dict[str, Any]:
-        """Return a long transaction as a value that another process may :meth:`Store.resume`."""
+        """Return a long transaction as a JSON object, with which another process can :meth:`Store.resume` it."""
         self._transaction.flush()
         return self._transaction.value.to_json()
 
 
+class FirstLoad:
+    """The first load of a subscription: it reads tables, and adds to this subscription only."""
+
+    def __init__(self, context: TransactionContext, transaction: OpenTransaction, subscription: Queue) -> None:
+        self._context = context
+        self._transaction = transaction
+        self._writer = BulkWriter(transaction, subscription)
+
+    @property
+    def id(self) -> int:
+        """The transaction's id and the sequence of its entries. Everything committed before has smaller ones."""
+        return self._transaction.id
+
+    def table(self, name: str) -> Table:
+        """Return a table, which can only be read."""
+        return self._context.table(name)
+
+    def add(self, key: Any, value: Any, *, replace: bool = False) -> None:
+        """Add an entry for the subscription, as :meth:`QueueWriter.add` does."""
+        self._writer.add(key, value, replace=replace)
+
+    def add_many(self, entries: Iterable[tuple[Any, Any]]) -> None:
+        """Add pairs of key and value."""
+        self._writer.add_many(entries)
+
+    def add_batch(self, batch: pa.Table | pa.RecordBatch, *, on_duplicate: OnDuplicate = "error") -> int:
+        """Add all rows of an Arrow table, as :meth:`BulkWriter.add_batch` does."""
+        return self._writer.add_batch(batch, on_duplicate=on_duplicate)
+
+    def flush(self) -> None:
+        """Stage the entries so far in the store, so that they need not fit into memory.
+
+        The keys of these entries are forgotten: if one is added again afterwards, the later value counts.
+        """
+        self._transaction.flush()
+        self._writer.forget_added()
+
+
 def long_transaction(context: TransactionContext) -> OpenTransaction:
-    """Return the long transaction of a context, for code that stages rows under it.
+    """Return the long transaction of a context, for code that stages rows in it.
 
     :raises InvalidArgument: the transaction is not long.
     """

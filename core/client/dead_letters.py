@@ -24,9 +24,9 @@ from export_queue.core.store import Database
 log = logging.getLogger("export_queue.dead_letters")
 
 PAGE = 1000
-"""Most letters that one call retries or drops, unless it says otherwise."""
+"""Default maximum number of letters that one call retries or drops."""
 
-# Inside of the class below, `list` is its method.
+# Inside the class below, `list` is its method.
 Letters = list[DeadLetter]
 Audit = list[AuditRecord]
 
@@ -38,9 +38,11 @@ class DeadLetters:
 
         store.dead_letters.list("orders", DeadLetterFilter(error_class="ValueError"))
 
-    :param database: the store.
-    :param find_reader: reads the options of a queue, or of a subscription, in which entries wait.
-    :param find_queue: reads the options of any queue or subscription.
+    In all methods, ``queue_id`` is a queue or a subscription, ``which`` selects letters, and ``who`` is the name that
+    the store records for the audit, by default the user and host of this process.
+
+    :param find_reader: returns the options of a queue or subscription that has its own entries.
+    :param find_queue: returns the options of any queue or subscription.
     """
 
     def __init__(
@@ -59,12 +61,11 @@ class DeadLetters:
         limit: int = 100,
         values: bool = False,
     ) -> Letters:
-        """Read a page of a queue's dead letters, oldest entries first; nothing changes.
+        """Return a page of a queue's dead letters, oldest entries first. Nothing changes.
 
-        :param which: letters to read.
-        :param after: ``place`` of the last letter of the page before.
-        :param limit: most letters of the page.
-        :param values: whether the entries' values are read too.
+        :param after: ``place`` of the last letter of the previous page.
+        :param limit: maximum number of letters.
+        :param values: also read the values of the entries.
         """
         queue = self._find_reader(queue_id)
         with self._database.read() as work:
@@ -85,16 +86,14 @@ class DeadLetters:
         lock_timeout: float = 600.0,
         who: str | None = None,
     ) -> int:
-        """Put dead letters back into the queue, oldest first; the next drain sends them again.
+        """Put dead letters back into the queue, oldest first. The next drain sends them again.
 
-        Each letter keeps its sequence, so that a newer entry in the sink stays.
+        Each letter keeps its sequence, so that it does not replace a newer entry in the sink.
 
-        :param which: letters to retry.
-        :param limit: most letters.
-        :param lock_timeout: seconds to wait for drains that are at work on the letters' units.
-        :param who: name for the audit, which the store keeps; by default user and host of this process.
-        :returns: how many went back.
-        :raises LockNotAvailable: drains were at work all the time.
+        :param limit: maximum number of letters.
+        :param lock_timeout: seconds to wait for drains that are working on the same units.
+        :returns: the number of letters that were put back.
+        :raises LockNotAvailable: the drains did not end in time.
         """
         queue, who = self._find_reader(queue_id), who or user_at_host()
         moved = retry_dead_letters(self._database, queue, which, who=who, limit=limit, lock_timeout=lock_timeout)
@@ -109,14 +108,12 @@ class DeadLetters:
         limit: int = PAGE,
         who: str | None = None,
     ) -> int:
-        """Delete dead letters for good, oldest first; their entries reach no sink.
+        """Delete dead letters permanently, oldest first. Their entries reach no sink.
 
-        The name and the number stay in the store (:meth:`audit`) and in the log.
+        The name and the number are recorded in the store (:meth:`audit`) and in the log.
 
-        :param which: letters to delete.
-        :param limit: most letters.
-        :param who: name for the audit; by default user and host of this process.
-        :returns: how many are gone.
+        :param limit: maximum number of letters.
+        :returns: the number of letters that were deleted.
         """
         queue, who = self._find_reader(queue_id), who or user_at_host()
         with self._database.begin() as work:
@@ -125,41 +122,38 @@ class DeadLetters:
         return dropped
 
     def give_up_file(self, queue_id: str, file: str, *, who: str | None = None) -> int:
-        """Give up for good what waits in a file of bulk entries that is lost, so that drains pass over it.
+        """Discard the pending entries of a lost file of bulk entries permanently, so that drains skip it.
 
-        The name and the number stay in the store (:meth:`audit`) and in the log.
+        The name and the number are recorded in the store (:meth:`audit`) and in the log.
 
-        :param queue_id: the queue, or the subscription.
         :param file: the file's name, as ``SegmentLost`` shows it.
-        :param who: name for the audit; by default user and host of this process.
-        :returns: how many entries reach no sink.
-        :raises InvalidArgument: nothing of the file waits in the queue.
+        :returns: the number of entries that were discarded.
+        :raises InvalidArgument: the file has no pending entries in the queue.
         """
         queue, who = self._find_queue(queue_id), who or user_at_host()
         with self._database.begin() as work:
-            given_up = give_up_file(work, queue, file, who=who)
-        log.warning("%s gave up %d entries of %s in the file %s", who, given_up, queue_id, file)
-        return given_up
+            discarded = give_up_file(work, queue, file, who=who)
+        log.warning("%s discarded %d entries of %s in the file %s", who, discarded, queue_id, file)
+        return discarded
 
     def fall_back(self, queue_id: str, file: str, *, who: str | None = None) -> FellBack:
-        """Let the segments count again that a lost file of merged ones was made of; they are kept until the vacuum.
+        """Replace a lost file of a compaction by the files that it was made of, which are kept until the vacuum.
 
-        Rows that were merged are in no other file: they are given up, which stays in the store (:meth:`audit`).
+        Rows that the compaction merged are in no other file. They are discarded, and the store records it
+        (:meth:`audit`).
 
-        :param queue_id: the queue, or the subscription.
         :param file: the file's name, as ``SegmentLost`` shows it.
-        :param who: name for the audit; by default user and host of this process.
-        :raises InvalidArgument: nothing that waits in the file was merged, or its inputs have been vacuumed.
-        :raises LockNotAvailable: others work in its units.
+        :raises InvalidArgument: no pending entries of the file were merged, or its inputs have been deleted.
+        :raises LockNotAvailable: others are working on the same units.
         """
         found = fall_back(self._database, self._find_queue(queue_id), file, who=who or user_at_host())
         log.warning("%s", found.line())
         return found
 
     def audit(self, queue_id: str, *, limit: int = 100) -> Audit:
-        """Read what people did to a queue's entries, newest first: retries, losses that were accepted, and promises.
+        """Return what people did to a queue's entries, newest first: retries, accepted losses and promises.
 
-        The acts on a subscription that was removed are among those of its queue.
+        Acts on a removed subscription are listed under its queue.
         """
         queue = self._find_queue(queue_id)
         with self._database.read() as work:

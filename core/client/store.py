@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,14 +11,15 @@ from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
+from export_queue.core import queue as stored
+from export_queue.core import tables
 from export_queue.core.callables import check_runs, checked, name_of, returned
 from export_queue.core.client.catalogue import Catalogue
-from export_queue.core.client.context import TransactionContext
+from export_queue.core.client.context import FirstLoad, TransactionContext
 from export_queue.core.client.dead_letters import DeadLetters
-from export_queue.core.client.first_load import FirstLoad
 from export_queue.core.drain import KeyStory, why
 from export_queue.core.errors import (
     AlreadyCommitted,
@@ -26,44 +29,9 @@ from export_queue.core.errors import (
     TransactionError,
     TransactionTimeout,
 )
-from export_queue.core.maintenance import (
-    MaintenanceReport,
-    SinkSweep,
-    maintain,
-    read_metrics,
-    render,
-    sweep_sink,
-)
+from export_queue.core.maintenance import MaintenanceReport, SinkSweep, maintain, read_metrics, render, sweep_sink
 from export_queue.core.observers import Observer, ObserverFailure, Observers, Processed, WaitingRows, waiting_rows
-from export_queue.core.queue import (
-    Backlog,
-    Discarded,
-    Mark,
-    Queue,
-    QueuedEntry,
-    Range,
-    alter_queue,
-    backlog,
-    bind_sink,
-    configure_queue,
-    declare_complete,
-    find_queue,
-    find_reader,
-    list_queues,
-    losses,
-    mark_incomplete,
-    marks,
-    missing_load,
-    note_first_load,
-    subscribe,
-    subscriptions,
-    units_asked_for,
-    units_to_watch,
-    unsubscribe,
-    user_at_host,
-    waiting_ranges,
-    waive_first_load,
-)
+from export_queue.core.queue import Backlog, Discarded, Mark, Queue, QueuedEntry, Range, user_at_host
 from export_queue.core.retry import Retry
 from export_queue.core.segments import Candidates, CompactionReport, compact, delete_aborted, peek
 from export_queue.core.sinks import Sink, SinkSpec
@@ -82,7 +50,6 @@ from export_queue.core.store import (
     open_database,
     queries,
 )
-from export_queue.core.tables import TableOptions, configure_table
 from export_queue.core.transactions import (
     BoundSession,
     IdempotencyState,
@@ -97,10 +64,28 @@ from export_queue.core.transactions import (
 
 log = logging.getLogger("export_queue.store")
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _CONFLICTS = Retry()
-"""How a function is run again where nobody says otherwise."""
+
+
+def _method(
+    function: Callable[Concatenate[Database, Arguments], Result],
+) -> Callable[Concatenate[Store, Arguments], Result]:
+    """Make a function that changes the options of queues or tables a method of a store, with the same documentation."""
+
+    @functools.wraps(function)
+    def method(self: Store, /, *plain: Arguments.args, **named: Arguments.kwargs) -> Result:
+        try:
+            return function(self._checked, *plain, **named)
+        finally:
+            self._catalogue.forget_queues()
+
+    own = inspect.signature(function)
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    method.__signature__ = own.replace(parameters=[me, *[*own.parameters.values()][1:]])  # type: ignore[attr-defined]
+    return method
 
 
 class Store:
@@ -114,6 +99,9 @@ class Store:
         with store.transaction() as tx:
             tx.table("totals").set("anna", "n", b"3")
             tx.queue("orders").add("anna", {"total": 3})
+
+    In all methods, ``who`` is the name under which the store records an act. By default it is the user and host of this
+    process.
     """
 
     def __init__(self, database: Database) -> None:
@@ -136,19 +124,19 @@ class Store:
         limits: Limits | None = None,
         segments: str | None = None,
     ) -> Store:
-        """Prepare the connections to a store; nothing is sent yet.
+        """Open a store. No connection is made until the store is used.
 
-        :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``; or a :class:`StoreSpec`, which
-            has password, schema and pooler of its own.
-        :param password: a password that is kept out of the URL.
-        :param schema: the PostgreSQL schema that is the store; ``export_queue``.
-        :param behind_pooler: whether the URL leads to a pooler in transaction mode, such as PgBouncer's; it cannot be
-            detected. Clients behind a pooler and clients without one may share a store.
-        :param clock: milliseconds since the epoch, for SQLite in tests; PostgreSQL uses the server's clock.
-        :param client: name of this process for those that watch the store; by default host and process.
-        :param limits: time-outs and sizes of this process's transactions.
-        :param segments: where files with bulk entries are, for all that write and drain: ``s3://bucket/folder`` or the
-            absolute path of a shared folder; for SQLite by default a folder beside the file.
+        :param url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/database``. A :class:`StoreSpec` is also
+            accepted; it contains the password, schema, pooler and segments.
+        :param password: the password, if it must not be part of the URL.
+        :param schema: PostgreSQL schema of the store; ``export_queue`` by default.
+        :param behind_pooler: set this if the URL leads to a pooler in transaction mode, such as PgBouncer. It cannot be
+            detected. Clients with and without a pooler can share a store.
+        :param clock: for tests on SQLite: returns milliseconds since the epoch. PostgreSQL uses the server's clock.
+        :param client: name of this process, shown by monitoring; by default host and process id.
+        :param limits: time-outs and maximum sizes of this process's transactions.
+        :param segments: location of the files of bulk entries: ``s3://bucket/folder``, or the absolute path of a shared
+            folder. It must be the same in all processes. For SQLite the default is a folder next to the file.
         """
         if isinstance(url, StoreSpec):
             if password is not None or schema is not None or behind_pooler or segments is not None:
@@ -172,57 +160,56 @@ class Store:
         return TransactionContext(self._catalogue, opened)
 
     def create(self, *, floor: int = 0, who: str | None = None) -> None:
-        """Create the store, or complete it; idempotent.
+        """Create the store. If it exists, create what is missing.
 
-        :param floor: all ids to come are greater, for a store that is rebuilt while sinks hold its predecessor's data.
-            A floor that raises the ids leaves a mark (:meth:`marks`), since entries that waited there are lost.
-        :param who: name for that mark; by default user and host of this process.
+        :param floor: all future ids are greater than this. Use it to rebuild a store while sinks still hold the data of
+            its predecessor. If the floor raises the ids, a mark records it (:meth:`marks`), because entries that were
+            pending in the old store are lost.
         """
         create(self.database, floor=floor, who=who or user_at_host())
 
     def adopt(self, *, who: str | None = None) -> int:
-        """Accept the present location of a restored store, even in another cluster of PostgreSQL servers.
+        """Accept the new location of a restored store, even in another cluster of PostgreSQL servers.
 
-        Transactions that were in progress at the backup end. Nothing else may use the store meanwhile. The act leaves
-        a mark (:meth:`marks`).
+        Transactions that were in progress when the backup was taken are ended. Nothing else may use the store during
+        the call. A mark records the act (:meth:`marks`).
 
-        :param who: name for the mark; by default user and host of this process.
-        :returns: how many transactions ended.
+        :returns: the number of transactions that were ended.
         """
         return adopt(self.database, who=who or user_at_host())
 
     def backup(self, target: str | PathLike[str], *, on_progress: Callable[[int, int], None] | None = None) -> int:
-        """Copy a SQLite store into a new file: exactly what is committed when the copy begins.
+        """Copy a SQLite store into a new file: exactly what is committed when the copy starts.
 
-        Transactions continue meanwhile. The file gets its name once it is complete and on disk. Files with bulk entries
-        are not in it: :meth:`bulk_files` names them.
+        Other transactions can run during the copy. The file gets its name when it is complete and on disk. Files of
+        bulk entries are not included: :meth:`bulk_files` lists them.
 
-        :param target: the new file; it must not exist.
-        :param on_progress: called repeatedly with the bytes copied so far and the bytes in all.
-        :returns: the bytes of the copy.
-        :raises InvalidArgument: the store is on PostgreSQL; copy it with PostgreSQL's tools.
-        :raises StoreError: the file exists, or cannot be written.
+        :param target: path of the new file, which must not exist.
+        :param on_progress: called repeatedly with the number of bytes copied and the total number of bytes.
+        :returns: the size of the copy in bytes.
+        :raises InvalidArgument: the store is on PostgreSQL; use PostgreSQL's tools.
+        :raises StoreError: the file exists or cannot be written.
         """
-        tell = checked(on_progress or (lambda done, total: None), "on_progress")
-        return back_up(self.database, Path(target).absolute(), tell)
+        report = checked(on_progress or (lambda done, total: None), "on_progress")
+        return back_up(self.database, Path(target).absolute(), report)
 
     @property
     def id(self) -> str:
-        """The store's identity, drawn when it was created."""
+        """The identity of the store, which was drawn when it was created."""
         return self.identity.store_id
 
     @property
     def identity(self) -> Identity:
-        """The store's identity and schema version, checked against this code.
+        """The store's identity and schema version.
 
         :raises StoreNotCreated: the database holds no store.
-        :raises SchemaVersionError: its schema does not fit this code.
+        :raises SchemaVersionError: this version of the library does not support the schema.
         """
         return identity_of(self.database)
 
     @property
     def _checked(self) -> Database:
-        """The database, once it is certain that it holds a store of this code's schema."""
+        """The database, after a check that it holds a store with a supported schema."""
         _ = self.identity
         return self.database
 
@@ -254,27 +241,34 @@ class Store:
         read_only: bool = False,
         settled: bool = False,
     ) -> Iterator[TransactionContext]:
-        """Run a block in a transaction: leaving it commits, an exception aborts.
+        """Run a block in a transaction, which commits when the block ends and aborts if it raises an error.
 
-        :param timeout: seconds from the first read until a commit is refused; 30, or 24 hours if long.
+        :param timeout: seconds from the first read until a commit is refused; 30 by default, 24 hours if long.
         :param long: stage writes in the store, for work that takes long or spans processes.
-        :param idempotency_key: the unit of work; if it has committed before, the block is not entered (I14).
-        :param connection: the caller's connection to the store's database, with a SQL transaction open: of SQLAlchemy
-            (or a session of its ORM) or of the driver. Leaving the block checks and writes within that SQL
-            transaction, which the caller commits: business rows and entries then commit together.
-        :param read_only: nothing is written, so that nothing is registered either: the cheapest way to read.
-        :param settled: read only, a snapshot below every id in progress, which no later commit can change.
-        :raises AlreadyCommitted: on entry, or at the commit if another attempt came first; carries the stored result.
-        :raises ConflictError: another transaction wrote a key of this one.
-        :raises CommitOutcomeUnknown: the connection broke and the store cannot be asked.
+        :param idempotency_key: identifies the unit of work. If it has committed before, the block does not run (I14).
+        :param connection: your own connection to the store's database, with a SQL transaction open: SQLAlchemy's, a
+            session of its ORM, or the driver's. The end of the block checks and writes in that SQL transaction, which
+            you commit: your rows and the entries are committed together.
+        :param read_only: write and register nothing, which is the cheapest way to read.
+        :param settled: read-only, in a snapshot below every id in progress, which no later commit can change.
+        :raises AlreadyCommitted: the idempotency key has committed, before the block or during it. The error contains
+            the stored result.
+        :raises ConflictError: another transaction has written a key of this one.
+        :raises CommitOutcomeUnknown: the connection broke during the commit and the store cannot be asked.
         """
         _ = self.identity
-        kind = _kind(long=long, bound=connection is not None, read=read_only or settled)
-        if kind == "read" and idempotency_key is not None:
+        asked: dict[OpenKind, bool] = {"long": long, "bound": connection is not None, "read": read_only or settled}
+        kinds: list[OpenKind] = [kind for kind, is_asked in asked.items() if is_asked] or ["short"]
+        if len(kinds) > 1:
+            raise InvalidArgument(
+                "a transaction is long, bound to a connection, or read-only (as is a settled one), "
+                f"found {' and '.join(kinds)} asked for at once"
+            )
+        if kinds == ["read"] and idempotency_key is not None:
             raise InvalidArgument("an idempotency key is for work that writes, found one with read_only or settled")
         bound = None if connection is None else BoundSession(self.database, connection, store_id=self.identity.store_id)
         opened = OpenTransaction(
-            self.database, kind=kind, settled=settled, timeout=timeout, idempotency_key=idempotency_key, bound=bound
+            self.database, kind=kinds[0], settled=settled, timeout=timeout, idempotency_key=idempotency_key, bound=bound
         )
         try:
             yield self._context(opened)
@@ -286,17 +280,17 @@ class Store:
     def begin(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Begin a long transaction that other processes continue and end.
 
-        :param timeout: seconds until a commit is refused; 24 hours.
-        :returns: a JSON value for :meth:`resume`, :meth:`commit` and :meth:`abort`.
+        :param timeout: seconds until a commit is refused; 24 hours by default.
+        :returns: a JSON object for :meth:`resume`, :meth:`commit` and :meth:`abort`.
         """
         return OpenTransaction(self._checked, kind="long", timeout=timeout).value.to_json()
 
     @contextmanager
     def resume(self, transaction: dict[str, Any]) -> Iterator[TransactionContext]:
-        """Continue, for a block, a long transaction that another process began; leaving the block stages the writes.
+        """Run a block in a long transaction that has begun already. The end of the block stages its writes.
 
-        :param transaction: as :meth:`begin` or ``tx.to_json()`` gave it.
-        :raises RegistrationLost: it has ended.
+        :param transaction: the result of :meth:`begin` or ``tx.to_json()``.
+        :raises RegistrationLost: the transaction has ended.
         :raises StoreUnavailable: the store did not answer when the writes were staged; the transaction is aborted.
         """
         opened = self._resumed(transaction)
@@ -304,20 +298,20 @@ class Store:
         opened.flush()
 
     def commit(self, transaction: dict[str, Any]) -> int:
-        """Commit a long transaction; doing it again changes nothing.
+        """Commit a long transaction. Committing it again changes nothing.
 
-        :returns: its id.
-        :raises ConflictError: another transaction wrote a key of this one.
-        :raises RegistrationLost: it was aborted, or expired after its time-out.
+        :returns: the transaction's id.
+        :raises ConflictError: another transaction has written a key of this one.
+        :raises RegistrationLost: the transaction was aborted, or its time-out has passed.
         """
         committed = self._resumed(transaction).commit()
         assert committed is not None
         return committed
 
     def abort(self, transaction: dict[str, Any]) -> None:
-        """Abort a long transaction and remove its staged writes; doing it again changes nothing.
+        """Abort a long transaction and delete its staged writes. Aborting it again changes nothing.
 
-        :raises StoreUnavailable: the store cannot be reached; this process tries again when it starts a transaction.
+        :raises StoreUnavailable: the store cannot be reached. This process tries again when it starts a transaction.
         """
         opened = self._resumed(transaction)
         number = opened.id
@@ -335,15 +329,17 @@ class Store:
         timeout: float | None = None,
         retry: Retry | None = None,
     ) -> Result:
-        """Run a function in a transaction, again from its start if the commit meets a conflict.
+        """Run a function in a transaction. If the commit meets a conflict, run it again from its start.
 
-        A function that itself takes longer than the time-out is not run again.
+        A function that takes longer than the time-out by itself is not run again.
 
-        :param function: called with the transaction; with an idempotency key it must return a JSON value.
-        :param idempotency_key: the unit of work: it takes effect once, and later calls return the stored result (I14).
-        :param retry: how often and after which pauses; ``Retry()``.
-        :returns: what the function returned.
-        :raises TransactionTimeout: the time-out has passed before the commit; the error has both durations.
+        :param function: called with the transaction. With an idempotency key it must return a JSON value.
+        :param idempotency_key: identifies the unit of work, which takes effect once. Later calls return the stored
+            result (I14).
+        :param timeout: seconds from the first read of a run until its commit is refused; 30 by default.
+        :param retry: how often to run the function, and how long to wait between runs; ``Retry()`` by default.
+        :returns: the function's result.
+        :raises TransactionTimeout: the time-out passed before the commit. The error contains both durations.
         """
         check_runs(function, "function")
         _ = self.identity
@@ -365,7 +361,8 @@ class Store:
             return result
 
         def is_run_again(error: Exception) -> bool:
-            if not _left_nothing(error):
+            # An error of a sink or a lock comes from the function. Only these say that nothing has taken effect:
+            if not (isinstance(error, TransactionError | StoreError) and error.transient):
                 return False
             if isinstance(error, TransactionTimeout):
                 log.warning("run %d of a function was too late and is repeated: %s", runs, error.message)
@@ -383,25 +380,24 @@ class Store:
             raise
 
     def outcome(self, request: UUID | str) -> Outcome:
-        """Tell the outcome of a commit; a commit that has not taken effect is refused from now on.
+        """Return the outcome of a commit. If it has not taken effect by now, it never will.
 
-        :param request: the transaction's ``request``.
+        :param request: ``tx.request`` of the transaction.
         """
         return outcome(self.database, UUID(str(request)))
 
     def kept_invalid(self) -> list[queries.registrations.KeptInvalid]:
-        """Read the ids that stay invalid since a participant could not undo its writes under them."""
+        """Return the ids that stay invalid because a participant could not undo its writes."""
         with self.database.read() as work:
             return queries.registrations.kept_invalid(work)
 
     def forget_invalid(self, transaction: int, *, who: str | None = None) -> bool:
-        """Declare that nothing is left of such an id, so that clean-up forgets it.
+        """Declare that no writes are left under an id of :meth:`kept_invalid`, so that clean-up can forget it.
 
-        From then on ``Transaction.is_visible`` shows whatever a participant did leave under it. The act leaves a mark
+        If a participant did leave writes, ``Transaction.is_visible`` shows them from then on. A mark records the act
         (:meth:`marks`).
 
-        :param who: name for the mark; by default user and host of this process.
-        :returns: False if no such id is kept.
+        :returns: whether the id was kept.
         """
         with self.database.begin() as work:
             left_to = {kept.id: kept.left_to for kept in queries.registrations.kept_invalid(work)}.get(transaction)
@@ -412,18 +408,17 @@ class Store:
             return True
 
     def idempotency(self, idempotency_key: str) -> IdempotencyState:
-        """Tell where a unit of work stands: whether it has taken effect, and with which result."""
+        """Return whether a unit of work has taken effect, and its result."""
         return idempotency_state(self.database, idempotency_key)
 
     def close_idempotency_key(
         self, idempotency_key: str, *, generation: int | None = None, who: str | None = None, has_ended: bool = False
     ) -> bool:
-        """Let the same unit of work take effect again. The act leaves a mark (:meth:`marks`).
+        """Allow the same unit of work to take effect again. A mark records the act (:meth:`marks`).
 
-        :param generation: close only this generation, so that a late caller cannot close a younger one.
-        :param who: name for the mark; by default user and host of this process.
-        :param has_ended: the caller runs the work and knows that nobody repeats it; no mark is left.
-        :returns: False if there was none to close.
+        :param generation: close only this generation, so that a late caller cannot close a newer one.
+        :param has_ended: the caller knows that nobody will repeat the work; no mark is recorded.
+        :returns: whether the key was open.
         """
         with self.database.begin() as work:
             if not queries.reports.close_idempotency_key(work, idempotency_key, generation):
@@ -433,135 +428,69 @@ class Store:
                 queries.acts.record(work, queue_id="", act="close key", who=who or user_at_host(), selection=details)
             return True
 
-    def configure_queue(
-        self,
-        queue_id: str,
-        *,
-        buckets: int = 1009,
-        buckets_per_range: int | None = None,
-        key: str = "str",
-        value: str = "json",
-        max_value_bytes: int = 1 << 20,
-        exclusive: bool = False,
-        coalesce: str | None = None,
-        subscriptions: Sequence[str] | None = None,
-    ) -> Queue:
-        """Store a queue's options; the same options again change nothing, others are refused.
-
-        See :func:`export_queue.core.queue.configure_queue` for the parameters.
-        """
-        return configure_queue(
-            self._checked,
-            queue_id,
-            buckets=buckets,
-            buckets_per_range=buckets_per_range,
-            key=key,
-            value=value,
-            max_value_bytes=max_value_bytes,
-            exclusive=exclusive,
-            coalesce=coalesce,
-            subscriptions=subscriptions,
-        )
-
-    def alter_queue(
-        self,
-        queue_id: str,
-        *,
-        max_value_bytes: int | None = None,
-        exclusive: bool | None = None,
-        coalesce: str | Literal[False] | None = None,
-        buckets: int | None = None,
-        buckets_per_range: int | None = None,
-        guard: Literal["seq", "fence"] = "fence",
-    ) -> Queue:
-        """Alter options of a queue that is in use; options that are left out stay as they are.
-
-        Other processes that use the queue learn of it within a minute. See
-        :func:`export_queue.core.queue.alter_queue` for the parameters and the errors.
-        """
-        altered = alter_queue(
-            self._checked,
-            queue_id,
-            max_value_bytes=max_value_bytes,
-            exclusive=exclusive,
-            coalesce=coalesce,
-            buckets=buckets,
-            buckets_per_range=buckets_per_range,
-            guard=guard,
-        )
-        self._catalogue.forget_queue(queue_id)
-        return altered
-
-    def subscribe(self, queue_id: str, name: str) -> Queue:
-        """Give a queue one more reader, which gets what is committed from now on; one that is there stays as it is.
-
-        :param queue_id: the queue.
-        :param name: the subscription's; its id is ``queue_id/name``, as in ``airports/search``.
-        :returns: the subscription. It is empty, and its first load is missing: :meth:`first_load` makes it.
-        :raises EntriesWait: it would be the first one, and something waits in the queue.
-        :raises QueueBusy: transactions that add to the queue were in progress for ten seconds.
-        """
-        return subscribe(self._checked, queue_id, name)
+    configure_queue = _method(stored.configure_queue)
+    alter_queue = _method(stored.alter_queue)
+    configure_table = _method(tables.configure_table)
+    subscribe = _method(stored.subscribe)
 
     def unsubscribe(
         self, queue_id: str, name: str, *, discard: bool = False, who: str | None = None
     ) -> Discarded | None:
-        """Take a reader from a queue for good; what it has in its sink stays there.
+        """Remove a subscription permanently. Its records stay in its sink.
 
         :param queue_id: the queue.
-        :param name: the subscription's.
-        :param discard: whether its waiting entries and its dead letters are given up; if there are any, the act stays
-            in the store (:meth:`DeadLetters.audit` of the queue) and in the log.
-        :param who: name for the audit; by default user and host of this process.
-        :returns: what was given up; None if nothing waited.
-        :raises EntriesWait: some wait; the error counts them.
-        :raises InvalidArgument: it is the queue's last one.
+        :param name: name of the subscription.
+        :param discard: discard its pending entries and dead letters. If there are any, the store records the act
+            (:meth:`DeadLetters.audit` of the queue) and the log reports it.
+        :returns: what was discarded; None if there was nothing.
+        :raises EntriesWait: entries or dead letters are pending; the error counts them.
+        :raises InvalidArgument: it is the only subscription of the queue.
         :raises QueueBusy: transactions that add to the queue were in progress for ten seconds.
         """
         who = who or user_at_host()
-        lost = unsubscribe(self._checked, queue_id, name, discard=discard, who=who)
+        lost = stored.unsubscribe(self._checked, queue_id, name, discard=discard, who=who)
         if lost is not None:
-            given_up = (who, queue_id, name, lost.entries, lost.dead_letters)
-            log.warning("%s gave up subscription %s/%s with %d entries and %d dead letters", *given_up)
+            discarded = (who, queue_id, name, lost.entries, lost.dead_letters)
+            log.warning("%s discarded subscription %s/%s with %d entries and %d dead letters", *discarded)
         return lost
 
     def subscriptions(self, queue_id: str) -> list[Queue]:
-        """Read the subscriptions of a queue, by name."""
+        """Return the subscriptions of a queue, ordered by name."""
         with self._checked.read() as work:
-            return subscriptions(work, queue_id)
+            return stored.subscriptions(work, queue_id)
 
     def waive_first_load(self, subscription: str, *, who: str | None = None) -> None:
-        """Declare that a subscription needs nothing of what was committed before it; the store records who did.
+        """Declare that a subscription needs no data from before it existed. The store records the act.
 
-        :param subscription: its id, as in ``airports/reports``.
-        :param who: name for the record; by default user and host of this process.
+        :param subscription: id of the subscription, such as ``airports/reports``.
         """
-        waive_first_load(self._checked, subscription, who=who or user_at_host())
+        stored.waive_first_load(self._checked, subscription, who=who or user_at_host())
 
     @contextmanager
     def first_load(
         self, subscription: str, *, timeout: float | None = None, settle_timeout: float = 60.0
     ) -> Iterator[FirstLoad]:
-        """Load into a subscription what was committed before it existed, in its own long transaction.
+        """Run a block that loads data from before a subscription existed, in its own long transaction.
 
-        It reads in a snapshot that holds every transaction older than itself, and adds to this subscription alone: its
-        entries never overwrite newer ones. With its commit the first load is made. It replaces an older first load of
-        the subscription that is in progress: the commit of that one is refused.
+        The block reads a snapshot that contains every older transaction, and adds to this subscription only. Its
+        entries never overwrite newer ones. The commit completes the first load. If an older first load of the same
+        subscription is in progress, this one replaces it: the commit of the older one is refused.
 
-        :param subscription: its id, as in ``airports/reports``.
-        :param timeout: seconds until the commit is refused; 24 hours.
-        :param settle_timeout: seconds for which older transactions are waited for.
-        :raises InvalidArgument: the first load is not missing, or was made meanwhile; a waived load may still be made.
+        :param subscription: id of the subscription, such as ``airports/reports``.
+        :param timeout: seconds until the commit is refused; 24 hours by default.
+        :param settle_timeout: seconds to wait for older transactions to end.
+        :raises InvalidArgument: the first load is not missing, or has been completed by another. A waived first load
+            can still be made.
         :raises RegistrationLost: a newer first load of the subscription has replaced this one.
         :raises TransactionsInProgress: older transactions did not end in time; the error names them.
         """
         with self._checked.read() as work:
-            reader = missing_load(work, subscription)
+            reader = stored.missing_load(work, subscription)
         opened = OpenTransaction(self.database, kind="long", timeout=timeout, load=reader.number)
         try:
             opened.read_settled(Retry(attempts=None, seconds=settle_timeout, first_pause=0.02))
             with self.database.read() as work:
-                missing_load(work, subscription)  # an older load may have committed meanwhile
+                stored.missing_load(work, subscription)  # an older load may have committed during the wait
             yield FirstLoad(self._context(opened), opened, reader)
             number = opened.id
             opened.commit()
@@ -569,58 +498,42 @@ class Store:
             opened.abort(error)
             raise
         with self.database.begin() as work:
-            note_first_load(work, reader, load=number)
-
-    def configure_table(
-        self,
-        name: str,
-        *,
-        conflict: str = "row",
-        ttl: float | None = None,
-        row: str = "bytes",
-        value: str = "bytes",
-    ) -> TableOptions:
-        """Store a table's options; the same options again change nothing, others are refused.
-
-        See :func:`export_queue.core.tables.configure_table` for the parameters.
-        """
-        return configure_table(self._checked, name, conflict=conflict, ttl=ttl, row=row, value=value)
+            stored.note_first_load(work, reader, load=number)
 
     def observe(self, table: str, column: str | bytes, function: Observer, kind: str = "strong") -> None:
-        """Have :meth:`process_notifications` call a function for every row whose cell in a column was written.
+        """Register a function that :meth:`process_notifications` calls for each row whose cell in a column was written.
 
-        :param function: called with a transaction of its own, the row and the column, as ``table.scan`` gives them:
-            both as bytes unless the table has a type of rows.
-        :param kind: ``strong``: every write to the column notifies, and of the transactions that work a
-            notification off exactly one commits; ``weak``: only ``table.notify`` notifies, and the function runs at
-            least once.
-        :raises OptionsDiffer: the column is observed in the other kind.
+        :param function: called with its own transaction, the row and the column, as ``table.scan`` returns them: both
+            are bytes unless the table has a type of rows.
+        :param kind: ``strong``: every write to the column notifies, and exactly one of the transactions that process a
+            notification commits. ``weak``: only ``table.notify`` notifies, and the function runs at least once.
+        :raises OptionsDiffer: the column is observed with the other kind.
         """
         _ = self.identity
         self._observers.register(self._catalogue.table(table), column, function, kind)
         self._catalogue.observed.refresh()
 
     def watch(self, table: str, column: str | bytes, kind: str = "strong") -> None:
-        """Declare that a column is observed, without a function: writes to it notify from now on.
+        """Declare that a column is observed, without a function. From now on, writes to it notify.
 
-        Notifications wait for a process with an observer, such as an Airflow task that they start. Declaring the
-        column again changes nothing.
+        Notifications stay pending until a process with an observer handles them, such as an Airflow task that they
+        start. Declaring the column again changes nothing.
 
-        :param kind: ``strong`` or ``weak``, as the observer's.
-        :raises OptionsDiffer: the column is observed in the other kind.
-        :raises InvalidArgument: the table can have no such column.
+        :param kind: ``strong`` or ``weak``, as for :meth:`observe`.
+        :raises OptionsDiffer: the column is observed with the other kind.
+        :raises InvalidArgument: the table cannot have such a column.
         """
         _ = self.identity
         self._observers.declare(self._catalogue.table(table), column, kind)
         self._catalogue.observed.refresh()
 
     def waiting_rows(self, table: str, column: str | bytes, *, limit: int = 100) -> WaitingRows:
-        """Return the rows whose notifications of a column are due, longest waiting first; nothing is consumed.
+        """Return the rows whose notifications of a column are due, oldest first. Nothing is consumed.
 
-        A row whose observer failed is among them when its observer is due again. Rows are of the table's type.
+        A row whose observer failed is included when the observer is due again. Rows have the table's type.
 
-        :param limit: most rows to list, 1 to 1000.
-        :raises ColumnNotObserved: nobody has declared the column.
+        :param limit: maximum number of rows, 1 to 1000.
+        :raises ColumnNotObserved: the column has not been declared.
         """
         snapshot = take_snapshot(self._checked)
         with self.database.read() as work:
@@ -629,138 +542,135 @@ class Store:
     def process_notifications(
         self, *, limit: int | None = None, timeout: float | None = None, stop: Callable[[], bool] | None = None
     ) -> Processed:
-        """Call the observers of this process for what is due now, oldest first, each in a transaction of its own.
+        """Call this process's observers for all notifications that are due, oldest first, each in its own transaction.
 
-        Notifications that arrive during the call wait for the next one. An observer that raises an error is called
+        Notifications that arrive during the call are left for the next one. An observer that raises an error is called
         again after 1 s, 2 s, 4 s … 5 min.
 
-        :param limit: most observers to call.
-        :param timeout: seconds that one observer's transaction may take; 30.
+        :param limit: maximum number of observers to call.
+        :param timeout: time-out of each observer's transaction in seconds; 30 by default.
         :param stop: called before each notification; True ends the call.
         """
         return self._observers.process(limit=limit, timeout=timeout, stop=stop)
 
     def observer_failures(self, *, limit: int = 100) -> list[ObserverFailure]:
-        """Read the notifications whose observer failed, the next to be repeated first."""
+        """Return the notifications whose observer failed, in the order in which they are retried."""
         return self._observers.failures(limit=limit)
 
     def queue(self, queue_id: str) -> Queue:
-        """Read a queue's options as they are stored now."""
+        """Return the stored options of a queue or subscription."""
         with self._checked.read() as work:
-            return find_queue(work, queue_id)
-
-    def _snapshot(self) -> Snapshot:
-        """Take a snapshot before a queue is read: what it sees lies in layouts that the queue has by then."""
-        return take_snapshot(self._checked)
+            return stored.find_queue(work, queue_id)
 
     def _reader(self, queue_id: str) -> Queue:
-        """Read the options of a queue, or of a subscription, in which entries wait."""
+        """Return the options of a queue or subscription that has its own entries."""
         with self._checked.read() as work:
-            return find_reader(work, queue_id)
+            return stored.find_reader(work, queue_id)
+
+    def _seen(self, queue_id: str) -> tuple[Snapshot, Queue]:
+        """Take a snapshot, then read the options: by then the queue has all layouts of entries in the snapshot."""
+        return take_snapshot(self._checked), self._reader(queue_id)
 
     def queues(self) -> list[Queue]:
-        """Read all queues and subscriptions, by name."""
+        """Return all queues and subscriptions, ordered by name."""
         with self._checked.read() as work:
-            return list_queues(work)
+            return stored.list_queues(work)
 
     def rebind(self, queue_id: str, sink: str, *, complete: bool = False, who: str | None = None) -> list[Mark]:
-        """Let a queue drain into another sink, or with other options, from now on.
+        """Allow a queue to drain into another sink, or with other options.
 
-        Exported records stay where they are. The next drain stores its own options. The new sink lacks what was
-        drained before, so drains report it as incomplete until a first load has delivered everything again, or
-        somebody declares it complete.
+        Exported records stay where they are. The next drain stores its own options. The new sink lacks everything that
+        was drained before. Drains report it as incomplete until a first load has delivered everything again, or
+        until somebody declares it complete.
 
-        :param sink: name of the sink; the one that the queue has already, to change its options or the exporter.
-        :param complete: promise that the new sink lacks nothing, as where the same sink got another name. The promise
-            is recorded.
-        :param who: name for the record; by default user and host of this process.
-        :returns: what the sink lacks now.
+        :param sink: name of the sink. Pass the current name to change only its options or the exporter.
+        :param complete: promise that the new sink lacks nothing, for example because only its name has changed. The
+            promise is recorded.
+        :returns: marks of what the sink lacks.
         """
         who = who or user_at_host()
         with self.database.begin() as work:
-            queue = find_reader(work, queue_id)
-            bind_sink(work, queue, sink, rebind=True)
+            queue = stored.find_reader(work, queue_id)
+            stored.bind_sink(work, queue, sink, rebind=True)
             if queue.sink is not None and queries.queues.shown_fence(work, queue.id, queue.sink):
-                # records of an earlier time, when the queue drained into this sink
+                # the new sink may hold old records, if the queue has been drained into it before
                 is_older = sink != queue.sink and bool(queries.queues.shown_fence(work, queue.id, sink))
                 details = {"before": queue.sink, "sink": sink, "older": is_older}
-                mark_incomplete(work, queue, "rebind", who=who, details=details)
+                stored.mark_incomplete(work, queue, "rebind", who=who, details=details)
         if complete:
-            declare_complete(self.database, queue_id, who=who)
+            stored.declare_complete(self.database, queue_id, who=who)
         with self.database.read() as work:
-            found = losses(work, queue_id)
+            found = stored.losses(work, queue_id)
         for mark in found:
             log.warning("%s: the sink is incomplete: %s", queue_id, mark.line())
         return found
 
     def declare_complete(self, queue_id: str | None = None, *, who: str | None = None) -> int:
-        """Record the promise that a reader's sink lacks nothing; drains stop reporting it as incomplete.
+        """Promise that a sink lacks nothing. Drains stop reporting it as incomplete; the promise is recorded.
 
-        :param queue_id: the queue or subscription; None for the marks of the store as a whole.
-        :param who: name for the record; by default user and host of this process.
-        :returns: how many marks of losses were open.
+        :param queue_id: the queue or subscription; None for the marks of the whole store.
+        :returns: the number of marks of losses that were open.
         """
         who = who or user_at_host()
-        closed = declare_complete(self.database, queue_id, who=who)
+        closed = stored.declare_complete(self.database, queue_id, who=who)
         what = "the store" if queue_id is None else f"the sink of {queue_id}"
         log.warning("%s declared %s complete, which had %d open marks", who, what, closed)
         return closed
 
     def marks(self, queue_id: str | None = None) -> list[Mark]:
-        """Read what a reader's sink lacks because somebody accepted a loss, and what was promised; oldest first.
+        """Return the recorded losses and promises of a queue, oldest first.
 
-        :param queue_id: the queue or subscription; None for the acts on the store as a whole: an adoption, a floor, an
-            invalid id that was forgotten, an idempotency key that was closed.
+        :param queue_id: the queue or subscription; None for acts on the whole store: adoptions, floors, forgotten
+            invalid ids and closed idempotency keys.
         """
         with self._checked.read() as work:
-            return marks(work, "" if queue_id is None else find_queue(work, queue_id).id)
+            return stored.marks(work, "" if queue_id is None else stored.find_queue(work, queue_id).id)
 
     def backlog(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Backlog]:
-        """Count the waiting entries, unit by unit.
+        """Count the pending entries of each unit.
 
-        :raises HasSubscriptions: the queue has subscriptions; count theirs instead.
+        :param ranges: ranges of buckets; None for all.
+        :raises HasSubscriptions: the queue has subscriptions; pass the id of one of them.
         """
-        snapshot = self._snapshot()
-        queue = self._reader(queue_id)
+        snapshot, queue = self._seen(queue_id)
         with self.database.read() as work:
-            units, _ = units_asked_for(work, queue, ranges)
-            return backlog(work, queue, snapshot, units)
+            units, _ = stored.units_asked_for(work, queue, ranges)
+            return stored.backlog(work, queue, snapshot, units)
 
     def waiting_ranges(self, queue_id: str, ranges: Sequence[Range | Sequence[int]] | None = None) -> list[Range]:
-        """Return the units with waiting entries; cheaper than counting them.
+        """Return the units that have pending entries. This is cheaper than :meth:`backlog`.
 
-        :raises HasSubscriptions: the queue has subscriptions; ask for theirs instead.
+        :param ranges: ranges of buckets; None for all.
+        :raises HasSubscriptions: the queue has subscriptions; pass the id of one of them.
         """
-        snapshot = self._snapshot()
-        queue = self._reader(queue_id)
+        snapshot, queue = self._seen(queue_id)
         with self.database.read() as work:
-            return waiting_ranges(work, queue, snapshot, units_to_watch(work, queue, ranges))
+            return stored.waiting_ranges(work, queue, snapshot, stored.units_to_watch(work, queue, ranges))
 
     def peek(self, queue_id: str, *, key: Any = None, limit: int = 10, values: bool = False) -> list[QueuedEntry]:
-        """Read waiting entries in the order in which a drain takes them; nothing is removed.
+        """Return pending entries in the order in which a drain takes them. Nothing is removed.
 
-        :param key: only entries of this key.
-        :param limit: most entries, 1 to 1000.
-        :param values: whether their values are read, too.
-        :raises HasSubscriptions: the queue has subscriptions, which hold its entries; the error names them.
+        :param key: return only entries of this key.
+        :param limit: maximum number of entries, 1 to 1000.
+        :param values: also read the values.
+        :raises HasSubscriptions: the queue has subscriptions; the error names them.
         """
-        snapshot = self._snapshot()
-        queue = self._reader(queue_id)
+        snapshot, queue = self._seen(queue_id)
         encoded = None if key is None else queue.encode_key(key)
         with self.database.read() as work:
             return peek(work, queue, snapshot, key=encoded, limit=limit, values=values)
 
     def why(self, queue_id: str, key: Any) -> KeyStory:
-        """Return what the store knows of one key: its last commit, waiting entries, dead letters and drains.
+        """Return what the store knows about one key: its last commit, pending entries, dead letters and drains.
 
-        :param key: the key, by the queue's key codec.
-        :raises HasSubscriptions: the queue has subscriptions, which hold its entries; the error names them.
+        :param key: the key, of the queue's key type.
+        :raises HasSubscriptions: the queue has subscriptions; the error names them.
         """
         queue = self._reader(queue_id)
         return why(self.database, queue, queue.encode_key(key))
 
     def bulk_files(self) -> list[str]:
-        """List the files with committed bulk entries that are not drained yet; a backup needs them, too."""
+        """List the files of committed bulk entries that have not been drained. A backup must include them."""
         with self.database.read() as work:
             return queries.segments.waiting_files(work)
 
@@ -772,57 +682,43 @@ class Store:
         older_layouts: bool = False,
         dry_run: bool = False,
     ) -> CompactionReport:
-        """Merge small segments and settled rows of a queue or subscription; safe at any time, and to interrupt.
+        """Merge small segments and settled rows of a queue or subscription. It can run, and be interrupted, any time.
 
         See :func:`export_queue.core.segments.compact` for the errors.
 
-        :param wanted: which units are worth it; for older layouts only its ``most_bytes`` counts.
-        :param older_layouts: move all that waits in older layouts of the queue into the current one instead.
+        :param wanted: which units to compact. With ``older_layouts`` only its ``most_bytes`` is used.
+        :param older_layouts: instead, move all pending entries of older layouts into the current layout.
         :param dry_run: only report what would be done.
         """
         return compact(self._checked, queue_id, wanted=wanted, older_layouts=older_layouts, dry_run=dry_run)
 
     def maintain(self, *, limit: int = 100_000) -> MaintenanceReport:
-        """Delete data that can no longer be read or asked for; safe at any time, and to interrupt.
+        """Delete data that can no longer be read or queried. It can run, and be interrupted, any time.
 
-        See :func:`export_queue.core.maintenance.maintain` for how long data is kept.
+        Outcomes of commits are kept for a day; idempotency keys and reports of drains for 30 days.
 
-        :param limit: rows of each subject to look at; the report tells whether more is left.
+        :param limit: maximum number of rows to check of each kind. The report says whether there are more.
         """
         return maintain(self._checked, limit=limit)
 
     def sweep_sink(self, sink: SinkSpec | Sink, *, sink_name: str | None = None) -> SinkSweep:
-        """Let a sink forget tombstones that no delivery can affect any more; safe during drains.
+        """Delete the tombstones of a sink that no later delivery can need. It can run during drains.
 
-        See :func:`export_queue.core.maintenance.sweep_sink` for the parameters and the errors.
+        :param sink: a description of the sink, or an open sink, which stays open. Only this store may feed it.
+        :param sink_name: name for the report; by default the name in the description, or the class of an open sink.
+        :raises SinkConfigurationError: the sink does not support this.
+        :raises SinkBelongsToAnother: another store feeds the sink too.
+        :raises SinkError: the sink does not answer or refuses; the next call continues.
         """
         return sweep_sink(self.database, self.id, sink, sink_name=sink_name)
 
     def metrics(self) -> str:
-        """Return the figures of the store and of this process as OpenMetrics text."""
+        """Return the metrics of the store and of this process as OpenMetrics text."""
         return render(read_metrics(self._checked, counters=self.database.counters))
 
     def reports(
         self, *, drain_id: str | None = None, queue_id: str | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
-        """Read reports of drains, newest first."""
+        """Return reports of drains, newest first."""
         with self.database.read() as work:
             return queries.reports.find_reports(work, drain_id=drain_id, queue_id=queue_id, limit=limit)
-
-
-def _left_nothing(error: Exception) -> bool:
-    # An error of a sink or a lock is the function's own: only a transaction's says that nothing has taken effect.
-    return isinstance(error, TransactionError | StoreError) and error.transient
-
-
-def _kind(*, long: bool, bound: bool, read: bool) -> OpenKind:
-    asked: list[OpenKind] = []
-    asked += ["long"] if long else []
-    asked += ["bound"] if bound else []
-    asked += ["read"] if read else []
-    if len(asked) > 1:
-        raise InvalidArgument(
-            "a transaction is long, bound to a connection, or read-only (as is a settled one), "
-            f"found {' and '.join(asked)} asked for at once"
-        )
-    return asked[0] if asked else "short"

@@ -8,7 +8,6 @@ from export_queue.core.tables.options import (
     add_table,
     check_name,
     configure_table,
-    default_options,
     find_table,
 )
 from export_queue.core.tables.table import Table
@@ -25,6 +24,5 @@ __all__ = [
     "cell_types",
     "check_name",
     "configure_table",
-    "default_options",
     "find_table",
 ]

@@ -1,4 +1,4 @@
-"""The rows, columns and values of a table as its users have them, and as bytes; no I/O."""
+"""Encodes and decodes the rows, columns and values of a table; no I/O."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from export_queue.core.store import Span
 class CellTypes:
     """The types of one table's cells.
 
-    Where rows are ``bytes``, text is taken as its UTF-8, and rows and columns come back as bytes. In other tables
-    columns are text.
+    If rows are ``bytes``, text is accepted and encoded as UTF-8, and rows and columns are returned as bytes. In other
+    tables, columns are text.
     """
 
     table: str
@@ -35,18 +35,11 @@ class CellTypes:
         return self.value is VALUES["bytes"]
 
     def encode_row(self, row: Any) -> bytes:
-        """Encode a row.
-
-        :raises InvalidArgument: it is of another type, empty or too long.
-        """
+        """Encode a row, or raise :class:`InvalidArgument`."""
         return as_key("row", row if self.has_plain_rows else self._bound("row", row))
 
     def encode_column(self, column: str | bytes) -> bytes:
-        """Take a column as bytes.
-
-        :raises InvalidArgument: it is empty, too long or neither text nor bytes; or bytes that would not come back as
-            text.
-        """
+        """Encode a column, or raise :class:`InvalidArgument`."""
         key = as_key("column", column)
         if type(column) is bytes and not self.has_plain_rows:
             try:
@@ -59,10 +52,7 @@ class CellTypes:
         return key
 
     def encode_value(self, value: Any, row: object, column: object) -> bytes:
-        """Encode a value.
-
-        :raises InvalidArgument: it is of another type; the error names the cell.
-        """
+        """Encode a value, or raise :class:`InvalidArgument`, which names the cell."""
         try:
             return self.value.encode(value)
         except Refused as refused:
@@ -81,7 +71,7 @@ class CellTypes:
             raise_undecodable(self.row, row, f"table {self.table!r}: row {row!r}", error)
 
     def decode_column(self, column: bytes) -> Any:
-        """Return a column as it comes back."""
+        """Decode a column."""
         return column if self.has_plain_rows else column.decode()
 
     def decode_value(self, value: bytes, row: object, column: object) -> Any:
@@ -97,10 +87,10 @@ class CellTypes:
         return row, column, self.decode_value(found[2], row, column)
 
     def span(self, start: Any, stop: Any, prefix: Any, columns: Iterable[str | bytes]) -> Span:
-        """Find the bytes between which the rows of a scan lie.
+        """Encode the bounds of a scan.
 
-        :param columns: only these; all, if there are none.
-        :raises InvalidArgument: the arguments do not go together, or are of another type.
+        :param columns: columns to read; none stands for all.
+        :raises InvalidArgument: the arguments contradict each other, or have the wrong type.
         """
         if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
             raise InvalidArgument(
@@ -119,10 +109,10 @@ class CellTypes:
                 hint="give start and stop",
             )
         first = self._bound("prefix", prefix)
-        return Span(first, _behind(first), chosen)
+        return Span(first, _after_prefix(first), chosen)
 
     def _bound(self, what: str, row: Any) -> bytes:
-        """Encode a row, or where a scan begins or ends: it may be empty."""
+        """Encode a row or a bound of a scan, which may be empty."""
         if self.has_plain_rows:
             if not isinstance(row, str | bytes):
                 found = type(row).__name__
@@ -136,11 +126,11 @@ class CellTypes:
 
 @lru_cache(maxsize=256)
 def cell_types(table: str, row: str, value: str) -> CellTypes:
-    """Find the types of a table's cells.
+    """Return the types of a table's cells.
 
-    :param row: name or import path of the rows' codec.
-    :param value: the same of the values'.
-    :raises CodecError: an import path leads to no codec.
+    :param row: name or import path of the codec of rows.
+    :param value: name or import path of the codec of values.
+    :raises CodecError: an import path does not lead to a codec.
     """
     return CellTypes(table, find_codec(row, ROWS), find_codec(value, VALUES))
 
@@ -152,7 +142,7 @@ def _named(row: object, column: object) -> str:
 def _bytes(value: str | bytes) -> bytes:
     try:
         if isinstance(value, str):
-            return str.encode(value)  # a subclass may answer otherwise
+            return str.encode(value)  # not value.encode(), which a subclass may override
     except UnicodeEncodeError as error:
         raise InvalidArgument(
             f"a row or column: expected text or bytes, found half a character (a lone surrogate) at {error.start}",
@@ -161,17 +151,14 @@ def _bytes(value: str | bytes) -> bytes:
     return memoryview(value).tobytes() if isinstance(value, bytes) else value
 
 
-def _behind(prefix: bytes) -> bytes | None:
-    """Return the first row behind all that begin with a prefix; None if there is none."""
+def _after_prefix(prefix: bytes) -> bytes | None:
+    """Return the first row after all rows that begin with a prefix; None if there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
 def as_key(what: str, value: str | bytes) -> bytes:
-    """Take a row or column as bytes.
-
-    :raises InvalidArgument: it is empty, too long or neither text nor bytes.
-    """
+    """Return a row or column as bytes, or raise :class:`InvalidArgument`."""
     key = value if type(value) is bytes else _bytes(value)
     if type(key) is not bytes or not 1 <= len(key) <= MAX_KEY_BYTES:
         size = f"{len(key)} bytes" if isinstance(key, bytes) else type(value).__name__

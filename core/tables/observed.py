@@ -9,22 +9,22 @@ from enum import StrEnum
 from export_queue.core.store import Database, queries
 
 OBSERVED_SECONDS = 3.0
-"""How long a process trusts its last look; after that all processes know a column that is observed from now on."""
+"""How long a process uses its list of observed columns. After this time, all processes know a new one."""
 
 
 class ObserverKind(StrEnum):
-    """How a notification is set and worked off."""
+    """How a notification is set and processed."""
 
     STRONG = "strong"
-    """Set by every write to the column; worked off by exactly one committed transaction."""
+    """Set by every write to the column; processed by exactly one committed transaction."""
     WEAK = "weak"
-    """Set by ``notify``; never conflicts; worked off at least once."""
+    """Set by ``notify``; never conflicts; processed at least once."""
 
 
 class ObservedColumns:
     """The columns of one store that have observers, as this process last read them.
 
-    :param clock: monotonic seconds.
+    :param clock: returns seconds that never go back.
     """
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class ObservedColumns:
         self._kinds: dict[int, dict[bytes, ObserverKind]] = {}
 
     def of(self, table: int) -> Mapping[bytes, ObserverKind]:
-        """Tell which columns of a table have observers; read anew when it was last read some seconds ago."""
+        """Return the observed columns of a table; read the store if the list is older than a few seconds."""
         if self._read_at is None or self._clock() - self._read_at > OBSERVED_SECONDS:
             self.refresh()
         return self._kinds.get(table, {})

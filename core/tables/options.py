@@ -18,7 +18,7 @@ MAX_TTL_SECONDS = 100 * 365 * 24 * 3600.0
 
 
 class ConflictLevel(StrEnum):
-    """The unit that two overlapping transactions must not both write."""
+    """The unit of conflicts: of two overlapping transactions that write the same one, at most one commits."""
 
     ROW = "row"
     CELL = "cell"
@@ -27,27 +27,24 @@ class ConflictLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """A table as it is stored."""
+    """The stored options of a table."""
 
     name: str
-    number: int
-    conflict: ConflictLevel
-    ttl_ms: int | None
+    number: int = 0
+    conflict: ConflictLevel = ConflictLevel.ROW
+    ttl_ms: int | None = None
     """Age in milliseconds from which a version counts as deleted."""
     row: str = "bytes"
-    """The rows' codec: ``bytes``, ``str``, ``int`` or an import path."""
+    """Type of the rows: ``bytes``, ``str``, ``int`` or an import path."""
     value: str = "bytes"
-    """The values' codec: ``bytes``, ``str``, ``int``, ``json`` or an import path."""
+    """Type of the values: ``bytes``, ``str``, ``int``, ``json`` or an import path."""
 
 
 _RULE = "1-64 characters of a-z 0-9 _ . -, first and last a letter or digit, no '..'"
 
 
 def check_name(what: str, name: str) -> str:
-    """Check the name of a table or queue.
-
-    :raises InvalidArgument: the message says what is allowed.
-    """
+    """Check the name of a table or queue, and return it."""
     check_text(name, what=what, rule=_RULE)
     if not _NAME.fullmatch(name) or ".." in name:
         raise InvalidArgument(f"{what}: expected {_RULE}; found {name!r}")
@@ -63,16 +60,18 @@ def configure_table(
     row: str = "bytes",
     value: str = "bytes",
 ) -> TableOptions:
-    """Store a table's options; the same options again change nothing.
+    """Create a table with these options. If it exists with the same options, nothing changes.
 
-    :param name: as a queue's name.
-    :param conflict: ``row``, ``cell`` or ``none``: the unit that two overlapping transactions must not both write.
+    :param name: 1–64 characters of ``a-z 0-9 _ . -``.
+    :param conflict: ``row``, ``cell`` or ``none``: the unit of conflicts. Of two overlapping transactions that write
+        the same one, at most one commits.
     :param ttl: seconds after which a version counts as deleted; None for never.
-    :param row: codec of rows: ``bytes``, ``str``, ``int``, or the import path ``module:name`` of an object with
-        ``encode(value) -> bytes`` and ``decode(bytes) -> value``. Columns come back as text, unless it is ``bytes``.
-    :param value: codec of values: ``bytes``, ``str``, ``int``, ``json``, or an import path.
-    :raises OptionsDiffer: the table exists with other options, which are listed.
-    :raises CodecError: an import path leads to no codec.
+    :param row: type of the rows: ``bytes``, ``str``, ``int``, or the import path ``module:name`` of an object with
+        ``encode(value) -> bytes`` and ``decode(bytes) -> value``. With ``bytes``, columns are returned as bytes, and
+        otherwise as text.
+    :param value: type of the values: ``bytes``, ``str``, ``int``, ``json``, or an import path.
+    :raises OptionsDiffer: the table exists with other options; the error lists them.
+    :raises CodecError: an import path does not lead to a codec.
     """
     check_name("table name", name)
     try:
@@ -101,29 +100,23 @@ _OPTIONS = ("conflict", "ttl", "row", "value")
 
 
 def _shown(options: TableOptions) -> tuple[object, ...]:
-    """Return the options as users write them."""
+    """Return the options in the units of :func:`configure_table`."""
     ttl = None if options.ttl_ms is None else options.ttl_ms / 1000
     return options.conflict.value, ttl, options.row, options.value
 
 
 def find_table(database: Database, name: str) -> TableOptions | None:
-    """Read a table's options; None if it is not stored."""
+    """Return a table's options, or None if there is no such table."""
     check_text(name, what="table name")
     with database.read() as work:
         return _read(work, name)
 
 
-def default_options(name: str) -> TableOptions:
-    """Return the options of a table that nobody has configured."""
-    return TableOptions(name, 0, ConflictLevel.ROW, None)
-
-
 def add_table(begun: AbstractContextManager[Work], options: TableOptions) -> TableOptions:
-    """Store a table's options under a number of its own, unless others have just done so.
+    """Create a table, unless it exists, and return its stored options.
 
-    :param begun: a SQL transaction, which is ended.
-    :param options: the options; their number does not count.
-    :returns: the options that are stored.
+    :param begun: a SQL transaction, which this function ends.
+    :param options: the options; their number is ignored.
     """
     check_name("table name", options.name)
     with begun as work:

@@ -1,4 +1,4 @@
-"""One table, bound to its transaction."""
+"""One table in a transaction."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from export_queue.core.transactions import OpenTransaction, read_cell, read_cell
 
 
 class Table:
-    """Cells of (row, column), as one transaction sees them.
+    """The cells of a table, as one transaction reads and writes them. A cell has a row and a column.
 
-    Rows and values are of the types that ``store.configure_table`` gave the table, bytes without; columns are names.
-    A deleted cell reads like a cell that never was; an empty value is a value.
+    Rows and values have the types that were passed to ``store.configure_table``, by default bytes. A deleted cell is
+    the same as a cell that never existed. An empty value is a value.
     """
 
     def __init__(self, transaction: OpenTransaction, options: TableOptions, observed: ObservedColumns) -> None:
@@ -29,11 +29,12 @@ class Table:
         self._has_plain_values = self._types.has_plain_values
 
     def get(self, row: Any, column: str | bytes, default: Any = None) -> Any:
-        """Read one cell of the snapshot, own writes included.
+        """Return the value of one cell in the snapshot, including own writes.
 
-        :param row: of the table's type; 1–1024 bytes when encoded. In a table of ``bytes`` text is taken as UTF-8.
-        :param column: text, or its bytes.
-        :param default: returned if there is no value.
+        :param row: a row of the table's type, 1–1024 bytes when encoded. If rows are ``bytes``, text is encoded as
+            UTF-8.
+        :param column: the name of the column, as text or bytes.
+        :param default: returned if the cell has no value.
         """
         value = read_cell(self._transaction, self._cell(row, column), ttl_ms=self._options.ttl_ms)
         if value is None:
@@ -41,19 +42,20 @@ class Table:
         return value if self._has_plain_values else self._types.decode_value(value, row, column)
 
     def versions(self, row: Any, column: str | bytes) -> list[Any]:
-        """Read the versions of one cell that the transaction's level shows, the newest first; None is a delete.
+        """Return the versions of one cell that are visible at the transaction's level, newest first.
 
-        At ``SNAPSHOT_ALL`` these are its own of each checkpoint and, behind them, the committed one; at other levels
-        the newest alone.
+        At ``SNAPSHOT_ALL`` these are the own version of each checkpoint, followed by the committed version. At other
+        levels it is the newest version only. None stands for a delete.
         """
         found = read_versions(self._transaction, self._cell(row, column), ttl_ms=self._options.ttl_ms)
         return [None if value is None else self._types.decode_value(value, row, column) for value in found]
 
     def get_many(self, cells: Iterable[tuple[Any, str | bytes]]) -> dict[tuple[Any, Any], Any]:
-        """Read many cells at once.
+        """Return the values of many cells at once.
 
-        :param cells: each row and column.
-        :returns: the values of those that have one, by row and column as :meth:`scan` gives them.
+        :param cells: pairs of row and column.
+        :returns: the values by row and column, which have the types that :meth:`scan` returns. Cells without a value
+            are left out.
         """
         encode_row = self._types.encode_row
         wanted = [(encode_row(row), as_key("column", column)) for row, column in cells]
@@ -72,20 +74,21 @@ class Table:
         columns: Iterable[str | bytes] | None = None,
         limit: int | None = None,
     ) -> Iterator[tuple[Any, Any, Any]]:
-        """Read cells in the order of rows and columns, page by page; own writes are in their places.
+        """Read cells page by page, ordered by row and column, including own writes.
 
-        The order is that of the encoded bytes: of numbers by size, of text by its characters' code points.
-        A write of this transaction while a scan runs is not part of it; a flush of a long transaction may be,
-        unless the transaction has made a checkpoint and reads at ``SNAPSHOT_EXCLUDE_CURRENT``.
+        Rows are ordered by their encoded bytes: numbers by size, text by code points. Writes that this transaction
+        makes during the scan are not included. If a long transaction is flushed during the scan, they may be, unless
+        it has made a checkpoint and reads at ``SNAPSHOT_EXCLUDE_CURRENT``.
 
-        :param start: first row.
-        :param stop: the first row that is not read.
-        :param prefix: instead of both, in tables of text or bytes: rows that begin with it.
-        :param columns: a list of names: only these columns; with an empty one nothing is found. None for all.
-        :param limit: most cells.
-        :returns: row, column and value of each cell that has one. Row and value are of the table's types; the column
-            is text, or bytes where the rows are ``bytes``.
-        :raises InvalidArgument: an argument is of another type.
+        :param start: first row to read.
+        :param stop: first row that is not read.
+        :param prefix: instead of ``start`` and ``stop``, read the rows that begin with this prefix. Rows must be text
+            or bytes.
+        :param columns: list of the columns to read; None for all. An empty list finds nothing.
+        :param limit: maximum number of cells.
+        :returns: row, column and value of each cell. Row and value have the table's types. The column is bytes if the
+            rows are ``bytes``, and otherwise text.
+        :raises InvalidArgument: an argument has the wrong type.
         """
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit: expected a whole number of cells, found {limit!r}")
@@ -96,37 +99,37 @@ class Table:
         return found if self._has_plain_rows and self._has_plain_values else map(self._types.decode_cell, found)
 
     def delete_row(self, row: Any) -> None:
-        """Remove all cells of one row that this transaction sees."""
+        """Delete all cells of one row that are visible to this transaction."""
         key = self._types.encode_row(row)
         for _, column, _ in list(self._scan(Span(key, key + b"\x00"))):
             self._write((self._options.number, key, column), None)
 
     def set(self, row: Any, column: str | bytes, value: Any) -> None:
-        """Write one cell; others see it when the transaction has committed.
+        """Write one cell. Others see it after the commit.
 
         If the column has a strong observer, the write sets a notification.
 
-        :raises InvalidArgument: row or value is not of the table's type.
+        :raises InvalidArgument: row or value does not have the table's type.
         """
-        if self._has_plain_values and type(value) is bytes:  # as it is; most tables have no types
+        if self._has_plain_values and type(value) is bytes:  # fast path: most tables have no types
             encoded = value
         else:
             encoded = self._types.encode_value(value, row, column)
         self._write(self._cell_to_write(row, column), encoded)
 
     def delete(self, row: Any, column: str | bytes) -> None:
-        """Remove one cell; a delete conflicts as a write does."""
+        """Delete one cell. A delete conflicts like a write."""
         self._write(self._cell_to_write(row, column), None)
 
     def notify(self, row: Any, column: str | bytes) -> None:
-        """Set a weak notification: the column's observer is called at least once after the commit.
+        """Set a weak notification: after the commit, the column's observer is called at least once.
 
         :raises InvalidArgument: the column has no weak observer.
         """
         cell = self._cell_to_write(row, column)
         number, _, column_bytes = cell
         if self._observed.of(number).get(column_bytes) is not ObserverKind.WEAK:
-            self._observed.refresh()  # it may be new
+            self._observed.refresh()  # the observer may be new
         found = self._observed.of(number).get(column_bytes)
         if found is not ObserverKind.WEAK:
             raise InvalidArgument(

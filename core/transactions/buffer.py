@@ -1,4 +1,4 @@
-"""Writes of a transaction that are not yet sent; no I/O."""
+"""Writes of a transaction that have not been sent yet; no I/O."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ log = logging.getLogger("export_queue.transactions")
 
 
 class WriteBuffer:
-    """Own writes: of each cell the last one since each checkpoint, of each entry the last one.
+    """Own writes: the last write to each cell since each checkpoint, and the last entry of each key.
 
-    :param limits: how many changes and bytes are warned of, and refused.
+    :param limits: numbers of changes and bytes that cause a warning, and an error.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._warned = False
-        self._few = min(self._limits.warn_changes, self._limits.max_changes)
-        """With fewer changes and bytes than these no limit is near."""
-        self._small = min(self._limits.warn_bytes, self._limits.max_bytes)
+        self._few = min(limits.warn_changes, limits.max_changes)
+        """Below this number of changes, and of bytes, no limit can be reached."""
+        self._small = min(limits.warn_bytes, limits.max_bytes)
         self._reset()
 
     def _reset(self) -> None:
         self.keys: set[bytes] = set()
-        self._layers: list[dict[Cell, bytes | None]] = [{}]  # one a checkpoint, the current one last
+        self._layers: list[dict[Cell, bytes | None]] = [{}]  # one per checkpoint, the current one last
         self.entries: dict[EntryKey, bytes | None] = {}
         self.notifications: set[Cell] = set()
-        """Notifications to set."""
+        """Cells on which the commit sets a notification."""
         self.acknowledged: set[Cell] = set()
-        """Notifications that this transaction has worked off."""
+        """Cells from which the commit removes notifications."""
         self.bytes = 0
         self._puts = 0
 
@@ -45,13 +45,13 @@ class WriteBuffer:
 
     @property
     def changes(self) -> int:
-        """How many rows the commit will write."""
+        """Number of rows that the commit will write."""
         return len(self.keys) + sum(map(len, self._layers)) + len(self.entries)
 
     def put_cell(self, cell: Cell, value: bytes | None) -> None:
-        """Take a write; None is a delete.
+        """Add a write to a cell; None deletes it.
 
-        :raises ChangeSetTooLarge: the transaction would write more than it may.
+        :raises ChangeSetTooLarge: the transaction would exceed its limits.
         """
         layer = self._layers[-1]
         replaced = layer.get(cell)
@@ -59,9 +59,9 @@ class WriteBuffer:
         layer[cell] = value
 
     def put_entries(self, entries: Mapping[EntryKey, bytes | None], conflict_keys: Collection[bytes] = ()) -> None:
-        """Take entries and conflict keys, all or none.
+        """Add entries and conflict keys, all or none.
 
-        :raises ChangeSetTooLarge: the transaction would write more than it may.
+        :raises ChangeSetTooLarge: the transaction would exceed its limits.
         """
         known, size, new = self.entries, 0, sum(key not in self.keys for key in conflict_keys)
         for key, value in entries.items():
@@ -76,14 +76,10 @@ class WriteBuffer:
         self.keys.update(conflict_keys)
 
     def _grow(self, size: int, new: int = 1) -> None:
-        """Count what is about to be taken.
-
-        :param new: how many changes come at most.
-        """
         self.bytes += size
         self._puts += new
         if len(self.keys) + self._puts < self._few and self.bytes <= self._small:
-            return  # there are no more changes than that, which are dear to count
+            return  # an upper bound, because an exact count of the changes is expensive
         limits = self._limits
         changes, found = self.changes + new, self.bytes
         if changes > limits.max_changes or found > limits.max_bytes:
@@ -103,22 +99,22 @@ class WriteBuffer:
             )
 
     def checkpoint(self) -> None:
-        """Begin a new layer over the writes so far."""
+        """Start a new layer; later writes do not replace earlier ones."""
         self._layers.append({})
 
     def layers(self, level: Level) -> list[dict[Cell, bytes | None]]:
-        """Return the layers that a level sees, the oldest first."""
+        """Return the layers that are visible at a level, oldest first."""
         return self._layers[:-1] if level is Level.SNAPSHOT_EXCLUDE_CURRENT else self._layers
 
     def find(self, cell: Cell, level: Level) -> tuple[bool, bytes | None]:
-        """Look an own write up: whether there is one, and its value."""
+        """Return whether a cell has an own write that is visible at a level, and its value."""
         for layer in reversed(self.layers(level)):
             if cell in layer:
                 return True, layer[cell]
         return False, None
 
     def cells(self, level: Level = Level.SNAPSHOT) -> Mapping[Cell, bytes | None]:
-        """Return the newest own write of each cell that a level sees."""
+        """Return the newest own write of each cell that is visible at a level."""
         layers = self.layers(level)
         if len(layers) == 1:
             return layers[0]
@@ -128,7 +124,7 @@ class WriteBuffer:
         return merged
 
     def versions(self, cell: Cell, level: Level) -> Iterator[bytes | None]:
-        """Give each own write of a cell that a level sees, the newest first."""
+        """Return all own writes of a cell that are visible at a level, newest first."""
         return (layer[cell] for layer in reversed(self.layers(level)) if cell in layer)
 
     def writes(self) -> Writes:
@@ -144,8 +140,7 @@ class WriteBuffer:
     def sent(self) -> None:
         """Forget the writes that have been staged.
 
-        Acknowledgements wait for the commit, since they remove rows for good; notifications do not, since another
-        process may commit.
+        Acknowledgements stay, because only the commit may remove rows permanently.
         """
         acknowledged = self.acknowledged
         self._reset()

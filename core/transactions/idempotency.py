@@ -1,4 +1,4 @@
-"""Idempotency keys: the rules for a key and its result, and the state of its work."""
+"""Idempotency keys, their results, and the state of the work that they identify."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ MAX_IDEMPOTENCY_KEY_BYTES = 1024
 
 
 def check_idempotency_key(key: str) -> None:
-    """Refuse a key that not every database can store.
-
-    :raises InvalidArgument: it is no text, empty, too long, or holds a NUL or half a character.
-    """
+    """Refuse a key that some databases cannot store: not text, empty, too long, with NUL or a lone surrogate."""
     try:
         size = len(key.encode()) if isinstance(key, str) else 0
     except UnicodeEncodeError:
         size = 0
     if not 0 < size <= MAX_IDEMPOTENCY_KEY_BYTES or "\x00" in key:
-        # Of what is no text only the type: a number of thousands of digits cannot be shown.
+        # Other types are not shown: the text of an int with thousands of digits cannot be computed.
         shown = reprlib.repr(key) if isinstance(key, str) else f"a value of type {type(key).__name__}"
         raise InvalidArgument(
             f"idempotency key: expected text of 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes without NUL, found {shown}"
@@ -32,9 +29,9 @@ def check_idempotency_key(key: str) -> None:
 
 
 def as_json(result: Any, key: str) -> str:
-    """Write the result of a unit of work as JSON.
+    """Return the result of a unit of work as JSON text.
 
-    :raises InvalidArgument: a later call, which returns the stored result, would return another value.
+    :raises InvalidArgument: a later call would return another value than this one.
     """
     try:
         text = orjson.dumps(result)
@@ -55,22 +52,22 @@ def _no_json(key: str, reason: str) -> InvalidArgument:
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyState:
-    """Where a unit of work stands."""
+    """The state of a unit of work."""
 
     generation: int
-    """How often its idempotency key has been closed, plus one."""
+    """1, plus the number of times that the idempotency key has been closed."""
     committed: bool
     """Whether the work has taken effect in this generation."""
     result: Any = None
     """The result that was stored with the commit."""
     previous: Any = None
-    """The result of the generation before, which has committed and was closed."""
+    """The result of the previous generation, which committed and was then closed."""
 
 
 def idempotency_state(database: Database, idempotency_key: str, *, seconds: float | None = None) -> IdempotencyState:
-    """Look an idempotency key up.
+    """Return whether a unit of work has taken effect, and its result.
 
-    :param seconds: how long the answer is waited for; an hour.
+    :param seconds: how long to wait for the answer; one hour by default.
     """
     with database.read(seconds=seconds) as work:
         row = queries.reports.latest_idempotency(work, idempotency_key)
@@ -83,10 +80,7 @@ def idempotency_state(database: Database, idempotency_key: str, *, seconds: floa
 
 
 def committed_result(database: Database, idempotency_key: str, generation: int, *, seconds: float) -> Any:
-    """Read the result of a generation that has committed, also if it has been closed since.
-
-    :param seconds: how long the answer is waited for.
-    """
+    """Return the result of a generation that has committed, even if it has been closed since."""
     with database.read(seconds=seconds) as work:
         result = queries.reports.idempotency_result(work, idempotency_key, generation)
     return None if result is None else orjson.loads(result)

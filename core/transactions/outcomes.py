@@ -1,4 +1,4 @@
-"""The outcome of a commit: decided by the store, and asked for when its answer was lost."""
+"""The outcome of a commit whose answer was lost; the store decides it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from export_queue.core.retry import Retry
 from export_queue.core.store import Database, Outcome, queries
 
 ASK_SECONDS = 20.0
-"""How long the outcome of a commit is asked for."""
+"""How long to ask for the outcome of a commit."""
 ASKING = Retry(attempts=None, seconds=ASK_SECONDS, first_pause=0.1)
-"""How a store that is cut off is asked again."""
 
 
 def outcome(database: Database, request: UUID, *, seconds: float = ASK_SECONDS) -> Outcome:
-    """Decide the outcome of a request: it waits for a commit in flight and shuts out a later one (I12).
+    """Decide the outcome of a request: wait for a commit in progress, and refuse any later one (I12).
 
-    :param seconds: how long it waits.
-    :raises StoreUnavailable: the store cannot be asked, or the commit is still in flight.
+    :param seconds: how long to wait.
+    :raises StoreUnavailable: the store cannot be asked, or the commit is still in progress.
     :raises CommitOutcomeUnknown: the request is so old that its outcome may have been forgotten.
     """
     with database.connect(seconds=seconds) as connection:
@@ -34,12 +33,7 @@ def outcome(database: Database, request: UUID, *, seconds: float = ASK_SECONDS) 
 
 
 def ask_outcome(database: Database, request: UUID, *, asking: Retry | None = None) -> Outcome:
-    """Decide the outcome of a commit whose answer was lost, and ask again while the store cannot be reached.
-
-    :param asking: how often and how long; :data:`ASKING`.
-    :raises StoreUnavailable: the time is over.
-    :raises CommitOutcomeUnknown: the outcome may have been forgotten.
-    """
+    """Call :func:`outcome` until the store answers, or until the time of ``asking`` is over."""
     patience = asking or ASKING
     seconds = patience.seconds or ASK_SECONDS
     return patience.call(

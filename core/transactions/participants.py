@@ -1,4 +1,4 @@
-"""Other resources in a transaction: they are written before its commit and rolled back with it."""
+"""Other resources in a transaction: they write before its commit and roll back if it aborts."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from export_queue.core.transactions.value import Transaction
 
 
 class Participant(Protocol):
-    """A resource whose writes stand or fall with a transaction; the calls come in this order.
+    """A resource whose writes commit or roll back with a transaction. The methods are called in this order.
 
-    It writes under the transaction's write pointer, so that its own readers can tell with
-    :meth:`Transaction.is_visible` which writes to show.
+    The resource writes under the transaction's write pointer. Its own readers call :meth:`Transaction.is_visible` to
+    decide which writes to show.
 
     Source: Tephra's *TransactionAware*.
     """
 
     name: str
-    """Its name in errors and conflict keys."""
+    """Identifies the resource in errors and conflict keys."""
 
     def start(self, transaction: Transaction) -> None:
-        """Take part in a transaction."""
+        """Join a transaction."""
 
     def update(self, transaction: Transaction) -> None:
-        """Take over the new write pointer after a checkpoint."""
+        """Use the new write pointer after a checkpoint."""
 
     def changes(self) -> Iterable[bytes]:
-        """Give the conflict keys of its writes, for the commit to check."""
+        """Return the conflict keys of the writes; the commit checks them."""
 
     def persist(self) -> None:
-        """Write everything; nothing may be left to do after the commit for it to be there."""
+        """Write everything durably. After the commit there must be nothing left to write."""
 
     def rollback(self) -> None:
-        """Undo the writes; it may be called without :meth:`persist`."""
+        """Undo the writes. This may be called without :meth:`persist`."""
 
     def after_commit(self) -> None:
-        """Learn that the transaction has committed."""
+        """Called after the transaction has committed."""
 
 
 _STEPS = ("start", "update", "changes", "persist", "rollback", "after_commit")
 
 
 class Participants:
-    """All participants of one transaction, in the order in which they joined."""
+    """The participants of one transaction, in the order in which they joined."""
 
     def __init__(self) -> None:
         self._joined: list[Participant] = []
-        """Those that have not been told of the end."""
+        """Participants that do not know yet how the transaction ended."""
         self._failed: list[str] = []
         self._interruption: BaseException | None = None
 
@@ -57,44 +57,44 @@ class Participants:
         return bool(self._joined)
 
     def join(self, participant: Participant, transaction: Transaction) -> None:
-        """Take one in; it is rolled back from now on, also if it fails to start.
+        """Add and start a participant. It will be rolled back even if it fails to start.
 
-        :raises InvalidArgument: one of its methods does not run when it is called.
+        :raises InvalidArgument: one of its methods is asynchronous or a generator, so that a call would not run it.
         """
         check_methods(participant, _STEPS, f"participant {participant.name!r}", may_yield=["changes"])
         self._joined.append(participant)
         _call(participant, "start", transaction)
 
     def update(self, transaction: Transaction) -> None:
-        """Tell all of a new write pointer."""
+        """Pass a new write pointer to all participants."""
         for participant in self._joined:
             _call(participant, "update", transaction)
 
     def persist(self) -> set[bytes]:
-        """Let all write; returns the conflict keys of all."""
+        """Let all participants write, and return their conflict keys."""
         keys = {participant_key(one.name, key) for one in self._joined for key in _call(one, "changes")}
         for one in self._joined:
             _call(one, "persist")
         return keys
 
     def roll_back(self, reason: BaseException | None) -> list[str]:
-        """Undo all, the last one first, whatever fails on the way.
+        """Roll all participants back, the last one first; a failure does not stop the others.
 
-        :param reason: why; it gets a note of each failure.
+        :param reason: why; each failure is added to it as a note.
         :returns: the names of those that failed, now or in an earlier call that was interrupted.
         """
         self._run_all("rollback", -1, reason)
         return self._failed
 
     def after_commit(self) -> BaseException | None:
-        """Tell all, whatever fails on the way.
+        """Report the commit to all participants; a failure does not stop the others.
 
         :returns: the first error, with a note of each later one.
         """
         return self._run_all("after_commit", 0, None)
 
     def raise_interruption(self) -> None:
-        """Raise the interruption that hit one of them, after all have been called."""
+        """Raise the interruption that hit one of the participants, after all have been called."""
         if self._interruption is not None:
             raise self._interruption
 

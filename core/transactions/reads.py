@@ -7,23 +7,22 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import cast
 
-from export_queue.core.store import AnySnapshot, Cell, Handle, Scan, Span, Version, VersionKey
-from export_queue.core.transactions.ages import require_young
+from export_queue.core.errors import SnapshotTooOld
+from export_queue.core.store import AnySnapshot, Cell, Handle, Scan, Span, Version, VersionKey, queries
 from export_queue.core.transactions.scans import LARGEST_PAGE, Found, first_limit, merged, newest_of, next_page, page_of
 from export_queue.core.transactions.transaction import OpenTransaction
 from export_queue.core.transactions.value import Level
 
 READ_BLOCK = 1000
-"""Cells that one statement looks up at most."""
+"""Maximum number of cells that one statement reads."""
 LAST_VERSION = (1 << 63) - 1
-"""No version of a cell lies behind it."""
+"""Greater than the version of any cell."""
 
 
 def read_cell(opened: OpenTransaction, cell: Cell, *, ttl_ms: int | None = None) -> bytes | None:
-    """Read one cell.
+    """Return the value of a cell, or None if it has none.
 
     :param ttl_ms: versions that are older than this many milliseconds count as deleted.
-    :returns: the value; None if there is none.
     """
     opened.require_open()
     is_own, value = opened.buffer.find(cell, opened.level)
@@ -38,10 +37,9 @@ def read_cell(opened: OpenTransaction, cell: Cell, *, ttl_ms: int | None = None)
 def read_cells(
     opened: OpenTransaction, table: int, cells: Iterable[tuple[bytes, bytes]], *, ttl_ms: int | None = None
 ) -> dict[tuple[bytes, bytes], bytes]:
-    """Read many cells of one table at once.
+    """Return the values of many cells of one table; cells without a value are left out.
 
-    :param cells: each row and column.
-    :returns: the values of those that have one.
+    :param cells: row and column of each cell.
     """
     opened.require_open()
     wanted = list(dict.fromkeys(cells))
@@ -72,14 +70,13 @@ def scan_cells(
     limit: int | None = None,
     page: int = LARGEST_PAGE,
 ) -> Iterator[Found]:
-    """Read a span in the order of rows and columns, page by page, own writes merged in.
+    """Read a span page by page, in the order of rows and columns, merged with own writes.
 
-    :param limit: most cells.
-    :param page: versions that one statement reads at most.
-    :returns: row, column and value of each cell that has one.
+    :param limit: maximum number of cells.
+    :param page: maximum number of versions that one statement reads.
     """
     opened.require_open()
-    own = {  # as they are now: a write while the scan runs is not part of it
+    own = {  # a copy: the scan does not include later writes
         (row, column): value
         for (number, row, column), value in opened.buffer.cells(opened.level).items()
         if number == table and span.holds(row, column)
@@ -91,13 +88,14 @@ def scan_cells(
 def _pages(
     opened: OpenTransaction, table: int, span: Span, ttl_ms: int | None, limit: int, longest: int
 ) -> Iterator[list[Found]]:
+    steps = opened.database.dialect.steps
     after: VersionKey = span.first_row, b"", 0  # before all columns of the first row: no column has an empty name
     expired = None if ttl_ms is None else _expired(opened, ttl_ms)
     newest = False
     while True:
         opened.require_open()
         scan = Scan(table=table, span=span, after=after, limit=limit, expired=expired, newest=newest)
-        rows = opened.read(opened.database.dialect.steps.scan_versions, scan)
+        rows = opened.read(steps.scan_versions, scan)
         if expired is not None:
             _require_young(opened)
         page = newest_of(rows, limit) if newest else page_of(rows, limit)
@@ -105,7 +103,8 @@ def _pages(
         if page.cut is not None:
             after = *page.cut, LAST_VERSION if newest else 0  # all versions of the cell again, unless it is decided
             if not decided:  # the page is too short for one cell
-                decided = [(*page.cut, _read_stored(opened, (table, *page.cut), ttl_ms))]
+                version, value = opened.read(steps.read_cell, table, *page.cut)
+                decided = [(*page.cut, value if _lives(opened, version, ttl_ms) else None)]
                 after = *page.cut, LAST_VERSION
         yield cast("list[Found]", [found for found in decided if found[2] is not None])
         if page.cut is None:
@@ -113,16 +112,10 @@ def _pages(
         newest, limit = next_page(rows, page, limit, longest, newest=newest)
 
 
-def _read_stored(opened: OpenTransaction, cell: Cell, ttl_ms: int | None) -> bytes | None:
-    """Read one cell as it is stored."""
-    version, value = opened.read(opened.database.dialect.steps.read_cell, *cell)
-    return value if _lives(opened, version, ttl_ms) else None
-
-
 def read_versions(opened: OpenTransaction, cell: Cell, *, ttl_ms: int | None = None) -> list[bytes | None]:
-    """Read a cell's own versions, one a checkpoint, the newest first, and behind them the committed one.
+    """Return the versions of a cell that the level shows: own ones, newest first, then the committed one.
 
-    How many of them there are is the level's to say; None is a delete.
+    None stands for a delete.
     """
     opened.require_open()
     found = list(opened.buffer.versions(cell, opened.level))
@@ -139,7 +132,7 @@ def read_versions(opened: OpenTransaction, cell: Cell, *, ttl_ms: int | None = N
 
 
 def _read_staged(opened: OpenTransaction, cell: Cell, ttl_ms: int | None, *, has_buffered: bool) -> list[bytes | None]:
-    opened.read(_nothing)  # but the write pointers as they are now
+    opened.read(lambda connection, snapshot: None)  # updates the write pointers
     value = opened.value
     found: list[bytes | None] = []
     for pointer in reversed(value.stored_snapshot.write_pointers):
@@ -152,7 +145,7 @@ def _read_staged(opened: OpenTransaction, cell: Cell, ttl_ms: int | None, *, has
 
 
 def _read_in(opened: OpenTransaction, snapshot: AnySnapshot, cell: Cell) -> Version:
-    """Read a cell in another snapshot than the transaction's."""
+    """Read a cell in another snapshot than the transaction's own."""
 
     def read(connection: Handle, _: AnySnapshot) -> Version:
         return opened.database.dialect.steps.read_cell(connection, snapshot, *cell)
@@ -160,12 +153,8 @@ def _read_in(opened: OpenTransaction, snapshot: AnySnapshot, cell: Cell) -> Vers
     return opened.read(read)
 
 
-def _nothing(connection: Handle, snapshot: AnySnapshot) -> None:
-    """Read nothing."""
-
-
 def _lives(opened: OpenTransaction, version: int | None, ttl_ms: int | None) -> bool:
-    """Tell whether a version was found that has not outlived its time."""
+    """Return whether there is a version, and it has not expired."""
     if version is None:
         if ttl_ms is not None:
             _require_young(opened)
@@ -174,9 +163,16 @@ def _lives(opened: OpenTransaction, version: int | None, ttl_ms: int | None) -> 
 
 
 def _expired(opened: OpenTransaction, ttl_ms: int) -> int:
-    """The last version that has outlived its time; own ones are younger."""
+    """Return the highest version that has expired. Own versions are greater."""
     return (opened.aged_from_ms - ttl_ms) * 1_000_000
 
 
 def _require_young(opened: OpenTransaction) -> None:
-    require_young(opened.database, opened.aged_from_ms)
+    """After a read that found nothing, check that clean-up has deleted no version that is alive in this transaction."""
+    with opened.database.read() as work:
+        expiry_ms = queries.cleanup.expiry_ms(work)
+    if expiry_ms > opened.aged_from_ms:
+        raise SnapshotTooOld(
+            f"the transaction counts ages of cells from {opened.aged_from_ms} ms, clean-up has deleted what had expired"
+            f" by {expiry_ms} ms"
+        )

@@ -1,4 +1,4 @@
-"""The pages of a scan: how long each is, which cells it decides, where own writes go; no I/O."""
+"""The pages of a scan: their length, the cells that they decide, and the merge with own writes; no I/O."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from operator import itemgetter
 from typing import TypeAlias
 
 FIRST_PAGE, LARGEST_PAGE = 100, 5000
-"""Versions that a scan reads with its first statement, and with a later one at most."""
+"""Number of versions on the first page of a scan, and the maximum on later ones."""
 PAGE_BYTES = 4 << 20
-"""Bytes of values on a later page: its length follows from the values of the page before it."""
+"""Target size of later pages in bytes of values. Their length is estimated from the page before."""
 
 MANY_VERSIONS = 4
-"""Versions of a cell from which on the database picks the newest one."""
+"""Average number of versions per cell from which the database picks the newest one."""
 
 Found: TypeAlias = tuple[bytes, bytes, bytes]
 """Row, column, value."""
@@ -30,21 +30,21 @@ _END = b"", b"", None  # no cell: a column's name is not empty
 class Page:
     """The versions that one statement found.
 
-    A page decides a cell only if it holds all its versions: between two statements clean-up may remove an old version
-    together with the tombstone that hides it.
+    A page decides a cell only if it holds all versions of the cell: between two statements, clean-up may remove an old
+    version together with the tombstone that hides it.
     """
 
     decided: list[Stored]
-    """The newest version of each cell that lies on the page as a whole."""
+    """The newest version of each cell whose versions are all on this page."""
     cut: tuple[bytes, bytes] | None
-    """Row and column of the last cell, where the next page begins; None on the last page."""
+    """Row and column of the last cell, where the next page starts; None on the last page."""
 
 
 def page_of(rows: Sequence[Stored], limit: int) -> Page:
     """Find the newest version of each cell.
 
     :param rows: versions in the order of row, column and version.
-    :param limit: how many were asked for; fewer are the last page.
+    :param limit: number of versions asked for; the last page has fewer.
     """
     newest = [one for one, next_ in pairwise((*rows, _END)) if one[0] != next_[0] or one[1] != next_[1]]
     if len(rows) < limit:
@@ -54,31 +54,27 @@ def page_of(rows: Sequence[Stored], limit: int) -> Page:
 
 
 def newest_of(rows: Sequence[Stored], limit: int) -> Page:
-    """Take a page of which the database has picked the newest version of each cell.
-
-    :param rows: in the order of row and column.
-    :param limit: how many were asked for; fewer are the last page.
-    """
+    """Return a page for which the database has already picked the newest version of each cell."""
     return Page(list(rows), None if len(rows) < limit else (rows[-1][0], rows[-1][1]))
 
 
 def first_limit(most: int, cells: int | None) -> tuple[int, int]:
-    """Choose how many versions the first page has, and a later one at most.
+    """Return the length of the first page, and the maximum length of later ones.
 
-    :param most: no page is longer.
-    :param cells: how many cells are wanted; None for all.
+    :param most: maximum length of any page.
+    :param cells: number of cells wanted; None for all.
     """
     longest = most if cells is None else min(most, max(cells + 1, FIRST_PAGE))
     return min(longest, FIRST_PAGE), longest
 
 
 def next_page(rows: Sequence[Stored], page: Page, limit: int, longest: int, *, newest: bool) -> tuple[bool, int]:
-    """Choose the next page: whether it has only the newest version of each cell, and how many versions.
+    """Return whether the next page holds only the newest version of each cell, and its length.
 
-    Where cells have many versions the database picks the newest one, which costs more where they have few. So after
-    such a page a short one looks how many there are.
+    If cells have many versions, the database picks the newest ones; with few versions this costs more. A short page
+    of all versions follows each such page to check how many versions there are.
 
-    :param newest: whether this page had only the newest ones.
+    :param newest: whether this page held only the newest versions.
     """
     if newest:
         return False, min(limit, FIRST_PAGE)
@@ -89,10 +85,7 @@ def next_page(rows: Sequence[Stored], page: Page, limit: int, longest: int, *, n
 
 
 def merged(stored: Iterator[Found], own: Mapping[tuple[bytes, bytes], bytes | None]) -> Iterator[Found]:
-    """Put own writes into their places among the stored cells.
-
-    :param own: the value of each own cell; None is a delete.
-    """
+    """Merge own writes into the stored cells; None deletes a cell."""
     if not own:
         return stored
     others = (found for found in stored if found[:2] not in own)

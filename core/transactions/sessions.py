@@ -1,4 +1,4 @@
-"""Which connection a transaction's steps run on."""
+"""The connection on which the steps of a transaction run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Arguments = ParamSpec("Arguments")
 
 
 SLOW_SECONDS = 1.0
-"""A step of this time has held its transaction up, for example by a lock of others; so does a tenth of the time-out."""
+"""Steps that take longer have delayed the transaction; so have steps that take a tenth of its time-out."""
 
 
 class Session:
-    """Lends a transaction its connection, to one thread at a time: a second one would get the first one's answers."""
+    """Runs the steps of a transaction, for one thread at a time: two threads would read each other's answers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -36,36 +36,36 @@ class Session:
     ) -> Answer:
         """Run one step of the dialect with these arguments.
 
-        :raises TransactionError: another thread is in a step.
+        :raises TransactionError: another thread is running a step.
         """
         raise NotImplementedError
 
     def turn(self) -> threading.RLock:
-        """Keep all other threads out for a block, which must be entered at once.
+        """Return a lock that keeps other threads out; the caller must enter it at once.
 
-        :raises TransactionError: another thread is in a step.
+        :raises TransactionError: another thread is running a step.
         """
         self.require_turn()
         return self._turn
 
     def require_turn(self) -> None:
-        """Check that no other thread is in a step.
+        """Check that no other thread is running a step.
 
-        :raises TransactionError: one is.
+        :raises TransactionError: another thread is running one.
         """
         if not self._turn.acquire(blocking=False):
             raise _used_twice()
         self._turn.release()
 
     def drop(self) -> None:
-        """Forget connections whose answer was lost."""
+        """Discard connections whose answer was lost."""
 
 
 class PooledSession(Session):
-    """Any connection for each step: nothing of a transaction belongs to a connection between two of them.
+    """Takes any connection of the pool for each step; no state stays with a connection between two steps.
 
-    :param seconds: how long each answer is waited for.
-    :param slow_seconds: time of a step from which on it counts as held up.
+    :param seconds: how long to wait for each answer.
+    :param slow_seconds: duration from which a step counts as slow.
     """
 
     def __init__(self, database: Database, *, seconds: float, slow_seconds: float) -> None:
@@ -74,10 +74,9 @@ class PooledSession(Session):
         self._slow_seconds = slow_seconds
         self._limit = None if database.dialect.server is None else database.dialect.server.limit
 
-    def call(
+    def call(  # noqa: D102
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
     ) -> Answer:
-        """Run one step."""
         if not self._turn.acquire(blocking=False):
             raise _used_twice()
         begun = time.monotonic()
@@ -95,7 +94,7 @@ class PooledSession(Session):
                     raw
                 )
                 if is_broken or not isinstance(error, Exception):
-                    # An answer may still come, and a cancelled call leave a lock to its session.
+                    # An answer may still arrive, and a cancelled call may have left a lock with the session.
                     loan.pooled.invalidate()
                 if translated is None or translated is error:
                     raise
@@ -108,21 +107,23 @@ class PooledSession(Session):
             self._turn.release()
 
     def drop(self) -> None:
-        """Close the pool's connections: a cut of one may have cut the others."""
+        """Close all connections of the pool: what broke one may have broken the others."""
         self._database.forget_connections()
 
 
 class BoundSession(Session):
-    """The user's own connection, in the user's own SQL transaction, which the user ends.
+    """Uses the user's own connection and SQL transaction, which the user ends.
 
-    :param connection: SQLAlchemy's, its ORM's session, or the driver's, to the store's database.
-    :param store_id: identity of the store that is meant.
+    :param connection: SQLAlchemy's connection, a session of its ORM, or the driver's connection.
+    :param store_id: identity of the store that the connection must lead to.
     :raises InvalidArgument: it leads elsewhere, or has no SQL transaction open.
     """
 
     def __init__(self, database: Database, connection: object, *, store_id: str) -> None:
         super().__init__(database)
-        connection = _of_session(connection)
+        orm = sys.modules.get("sqlalchemy.orm")  # loaded by whoever has a session
+        if orm is not None and isinstance(connection, (orm.Session, orm.scoped_session)):
+            connection = connection.connection()
         raw = connection.connection.driver_connection if isinstance(connection, sa.Connection) else connection
         if isinstance(connection, sa.Connection) and not connection.in_transaction():
             connection.begin()
@@ -130,19 +131,17 @@ class BoundSession(Session):
         self._raw: Handle = raw  # type: ignore[assignment]  # checked by the dialect
         found = self.call(database.dialect.steps.store_id)
         if found != store_id:
-            database.identity = None  # the store may have been created anew; the next transaction looks again
+            database.identity = None  # the store may have been created anew; the next transaction checks it again
             raise InvalidArgument(f"connection: expected one to store {store_id}, found one to store {found}")
 
-    def call(
+    def call(  # noqa: D102
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
     ) -> Answer:
-        """Run one step."""
-        database = self._database
-        with self.turn(), database.translated(), self._plainly():
+        with self.turn(), self._database.translated(), self._plainly():
             return step(self._raw, *plain, **named)
 
     def begin(self) -> contextlib.AbstractContextManager[Work]:
-        """Open a SQL transaction of the store's for a write that must not wait for the user's: that one, if need be."""
+        """Open a SQL transaction for a write of the store that must not wait for the user's, or use the user's own."""
         users = self._database.dialect.user_connections
         return self._database.begin() if users is None else self._work(users.lend(self._raw))
 
@@ -152,8 +151,7 @@ class BoundSession(Session):
 
     @contextlib.contextmanager
     def _work(self, lent: contextlib.AbstractContextManager[sa.Connection]) -> Iterator[Work]:
-        database = self._database
-        with database.translated(), self._plainly(), lent as connection:
+        with self._database.translated(), self._plainly(), lent as connection:
             yield Work(connection, self._database)
 
 
@@ -162,11 +160,3 @@ def _used_twice() -> TransactionError:
         "the transaction is used by two threads at once",
         hint="give each thread a transaction of its own, or let the threads take turns",
     )
-
-
-def _of_session(connection: object) -> object:
-    """Give the connection under a session of SQLAlchemy's ORM; anything else as it is."""
-    orm = sys.modules.get("sqlalchemy.orm")  # whoever has a session has loaded it
-    if orm is not None and isinstance(connection, (orm.Session, orm.scoped_session)):
-        return connection.connection()
-    return connection

@@ -1,4 +1,4 @@
-"""Snapshots that belong to no transaction."""
+"""Snapshots outside of transactions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from export_queue.core.store import Database, Snapshot, queries
 
 _NAMED = 5
-"""Transactions that an error names at most."""
+"""Maximum number of transactions that an error names."""
 
 
 def take_snapshot(database: Database) -> Snapshot:
-    """Take a snapshot of everything committed before the call, at the cost of a read."""
+    """Take a snapshot of everything that has been committed; it costs one read."""
     with database.connect() as connection:
         return database.dialect.steps.take_snapshot(connection)
 
@@ -20,10 +20,10 @@ def take_snapshot(database: Database) -> Snapshot:
 def unfinished_below(database: Database, bound: int, *, load: int) -> tuple[Snapshot, list[int]]:
     """Take a snapshot, and list the ids below a bound whose transactions may still commit.
 
-    An invalid id never commits. The lock of an id that is registered for days counts, though no snapshot lists it.
+    An invalid id never commits. An id that has been registered for days is in no snapshot, but its lock still counts.
 
-    :param load: the subscription for whose first load this is. Those of other ones are left out: they write no cells,
-        and add nothing to this subscription.
+    :param load: the subscription that is being loaded. First loads of other subscriptions are left out, because they
+        write no cells and add nothing to this subscription.
     """
     with database.read() as work:
         locked = queries.registrations.oldest_lock(work, bound - 1)
@@ -35,7 +35,7 @@ def unfinished_below(database: Database, bound: int, *, load: int) -> tuple[Snap
 
 
 def name_transactions(found: Iterable[queries.monitoring.Holder]) -> str:
-    """Name transactions in progress, the oldest few: id, kind, start and client of each."""
+    """Describe the oldest transactions in progress: id, kind, start and client of each."""
     oldest = sorted(found, key=lambda one: one.id)
     named = [
         f"{one.id} ({one.kind}, since {datetime.fromtimestamp(one.started_ms / 1e3, UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -47,12 +47,12 @@ def name_transactions(found: Iterable[queries.monitoring.Holder]) -> str:
 
 
 def settled_snapshot(database: Database, queue: int | None = None) -> Snapshot:
-    """Take a snapshot below every id in progress: no commit to come can add to it.
+    """Take a snapshot below every id in progress, so that no later commit can add to it.
 
-    An invalid id never commits, so it holds nothing back.
+    Invalid ids are ignored, because they never commit.
 
-    :param queue: the number of a queue whose entries alone are read in it. First loads of other ones add none to it,
-        and hold nothing back either.
+    :param queue: number of the only queue that is read in the snapshot. First loads of other queues are ignored too,
+        because they add nothing to this one.
     """
     snapshot = take_snapshot(database)
     with database.read() as work:

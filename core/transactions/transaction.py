@@ -1,4 +1,4 @@
-"""One transaction from its first read to its end."""
+"""One transaction, from its first read to its end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ from export_queue.core.store import (
     new_request,
     queries,
 )
-from export_queue.core.transactions.ages import aged_from, aged_from_start
 from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
 from export_queue.core.transactions.idempotency import (
     as_json,
@@ -56,46 +55,44 @@ from export_queue.core.transactions.outcomes import ask_outcome
 from export_queue.core.transactions.participants import Participant, Participants
 from export_queue.core.transactions.sessions import SLOW_SECONDS, BoundSession, PooledSession, Session
 from export_queue.core.transactions.snapshots import name_transactions, settled_snapshot, unfinished_below
-from export_queue.core.transactions.states import OPEN, TRANSITIONS, State
-from export_queue.core.transactions.value import Level, Transaction
+from export_queue.core.transactions.value import OPEN, TRANSITIONS, Level, State, Transaction
 
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
 
 ANSWER_SECONDS = 10.0
-"""How long beyond its time-out a transaction waits for an answer before it takes the connection for dead."""
+"""Time after its time-out that a transaction waits for an answer before it treats the connection as dead."""
 WRITE_ONLY_TRIES = 20
-"""How often a commit that never read is repeated when a younger transaction has overtaken it."""
+"""Repetitions of a commit that has read nothing, if transactions with greater ids committed first."""
 STAGE_TRIES = 20
-"""How often a flush is sent when another process has flushed the same rows meanwhile."""
+"""Attempts of a flush, if another process flushes the same rows at the same time."""
 
 OpenKind = Literal["read", "short", "long", "bound"]
 
 KnownKeys = Sequence[tuple[frozenset[str], Any]]
-"""Files, and an array of the hashes of the keys in them."""
+"""Files, and an array of the hashes of their keys."""
 BEFORE_COMMIT: list[Callable[[Database, int, KnownKeys, float], None]] = []
-"""Steps of other rooms before the commit of a long transaction; each may be repeated.
+"""Functions that other rooms run before the commit of a long transaction; each may run repeatedly.
 
-Each gets the store, the id of the transaction, the keys that this process has staged in files, and for how many seconds
-an answer is waited for.
+Arguments: the store, the transaction's id, the keys that this process has staged in files, and the seconds to wait for
+an answer.
 """
 
 
 class OpenTransaction:
-    """A transaction in progress: buffered if short, staged early if long.
+    """A transaction in progress.
 
-    A short one takes its snapshot at its first read, which registers nothing, and its id in the commit. Where the id is
-    asked for before, it is registered from then on; it never replaces a snapshot that has been taken.
+    A short transaction takes its snapshot at its first read, which registers nothing, and its id in the commit. If the
+    id is asked for earlier, it is drawn and registered then; a snapshot that has been taken stays.
 
-    :param database: the store.
-    :param kind: ``short``: writes are buffered; ``long``: they are staged in the store before the commit, for work
-        that spans processes; ``bound``: the commit writes into the user's own SQL transaction, which the user ends;
-        ``read``: it writes nothing and has no id.
-    :param settled: for ``read``: a snapshot below every id in progress, to which no later commit can add.
+    :param kind: ``short``: writes are buffered until the commit; ``long``: writes are staged in the store before the
+        commit, for work that spans processes; ``bound``: the commit writes in the user's own SQL transaction, which the
+        user ends; ``read``: nothing is written and there is no id.
+    :param settled: for ``read``: use a snapshot below every id in progress, to which no later commit can add.
     :param timeout: seconds from the first read until the commit is refused.
-    :param idempotency_key: the unit of work; a second commit under it is refused (I14).
-    :param bound: the user's own SQL transaction, for that kind.
-    :param load: for ``long``: the number of a subscription, to which alone it adds, as its first load.
+    :param idempotency_key: identifies the unit of work; a second commit under it is refused (I14).
+    :param bound: for ``bound``: the user's SQL transaction.
+    :param load: for ``long``: number of the subscription of which this is the first load. It adds to nothing else.
     """
 
     def __init__(
@@ -127,56 +124,52 @@ class OpenTransaction:
         self._snapshot: AnySnapshot | None = None
         self._deadline_ms = 0
         self._begun_at: float | None = None
-        """When its time began, by the clock of this process; None before, and where another process began it."""
+        """Start of the time-out, by this process's clock; None before it, and if another process began."""
         self._value: Transaction | None = None
-        """What others may be told of it; it has an id and a snapshot made of ids."""
+        """The transaction as others may see it: with an id, and a snapshot made of ids."""
         self._settled = settled
         self._load = load
-        self._generation = 1
+        self.generation = 1
+        """1, plus how often the idempotency key had been closed when the transaction began."""
         self._participants = Participants()
         self.known_keys: list[tuple[frozenset[str], Any]] = []
-        """Files that this process has staged, and hashes of the keys in them."""
+        """Files that this process has staged, and hashes of their keys."""
         self._is_resumed = False
         self._process = os.getpid()
         self.after_abort: Callable[[float], None] | None = None
-        """Delete what was written outside of the store; called after the abort."""
+        """Called after an abort, to delete files outside of the store."""
         if idempotency_key is not None:
             check_idempotency_key(idempotency_key)
             state = idempotency_state(database, idempotency_key, seconds=self._seconds)
             if state.committed:
                 raise AlreadyCommitted(idempotency_key, state.result)
-            self._generation = state.generation
+            self.generation = state.generation
 
     @classmethod
     def resume(
         cls, database: Database, value: Transaction, *, idempotency_key: str | None = None, generation: int = 1
     ) -> OpenTransaction:
-        """Go on with a long transaction that another process began.
+        """Continue a long transaction that another process began.
 
-        :param idempotency_key: the unit of work, if this process shall commit it.
-        :param generation: of that key, as :attr:`generation` told when the transaction began.
-        :raises InvalidArgument: the transaction is short: its writes live in the process that began it.
+        :param idempotency_key: the unit of work, if this process will commit it.
+        :param generation: :attr:`generation` of the transaction when it began.
+        :raises InvalidArgument: the transaction is short, so that its writes are in the process that began it.
         """
         if value.kind != "long":
             raise InvalidArgument(f"only a long transaction may travel, found transaction {value.id}, {value.kind}")
         opened = cls(database, kind="long")
         opened.request = UUID(value.request)
         opened._is_resumed = True
-        opened.idempotency_key, opened._generation = idempotency_key, generation
+        opened.idempotency_key, opened.generation = idempotency_key, generation
         opened._level = value.level
         opened._become(value)
         opened._move(State.IN_PROGRESS)
         return opened
 
-    @property
-    def generation(self) -> int:
-        """How often its idempotency key had been closed when it began, plus one."""
-        return self._generation
-
     def require_open(self) -> None:
-        """Refuse to go on after the end, and in a forked child.
+        """Check that the transaction has not ended, and belongs to this process.
 
-        :raises TransactionEnded: it has been committed or aborted, or is another process's.
+        :raises TransactionEnded: it has been committed or aborted, or this process is a forked child.
         """
         if self._process != os.getpid():
             raise TransactionEnded(
@@ -205,9 +198,9 @@ class OpenTransaction:
 
     @property
     def value(self) -> Transaction:
-        """The transaction as a value, for other processes and participants; draws the id if it has none yet.
+        """The transaction as a value, for other processes and participants; draws the id if there is none yet.
 
-        :raises InvalidArgument: a short one has read before.
+        :raises InvalidArgument: the transaction is short and has read.
         """
         self.require_open()
         if self._value is None:
@@ -222,19 +215,19 @@ class OpenTransaction:
 
     @property
     def id(self) -> int:
-        """Its id; asking draws it."""
+        """The transaction's id; draws it if there is none yet."""
         self.require_open()
         if self._id is None:
             if self._snapshot is None:
                 self._start()
-            else:  # which stays: in it the transaction has read
+            else:  # the snapshot stays, because the transaction has read in it
                 self._id = self._draw()[0]
         assert self._id is not None
         return self._id
 
     @property
     def snapshot(self) -> AnySnapshot:
-        """The snapshot of its reads in the store."""
+        """The snapshot for reads from the store."""
         self.require_open()
         if self._snapshot is None:
             self._begin()
@@ -243,7 +236,7 @@ class OpenTransaction:
 
     @property
     def level(self) -> Level:
-        """The own writes that it sees."""
+        """Which of its own writes the transaction reads."""
         return self._level
 
     @level.setter
@@ -254,7 +247,7 @@ class OpenTransaction:
             self._become(replace(self._value, level=self._level))
 
     def _begin(self, first: Cell | None = None) -> Version | None:
-        """Take the snapshot of the first read; returns the version of a first cell."""
+        """Take the snapshot, and read a first cell in the same round trip."""
         self._begun_at = time.monotonic()
         if self.kind in ("long", "bound"):
             return self._start(first)
@@ -269,7 +262,7 @@ class OpenTransaction:
         return found
 
     def _start(self, first: Cell | None = None) -> Version | None:
-        """Draw the id, and take a snapshot made of ids; returns the version of a first cell."""
+        """Draw the id, take a snapshot made of ids, and read a first cell in the same round trip."""
         self._begun_at = time.monotonic()
         if self.kind != "bound":
             expire_if_due(self.database, seconds=self._seconds)
@@ -305,7 +298,7 @@ class OpenTransaction:
         self._snapshot = value.stored_snapshot
 
     def first_read(self, cell: Cell) -> Version | None:
-        """Begin with the read of a cell; None if the transaction has begun before."""
+        """Take the snapshot together with the read of a cell. Return None if there is a snapshot already."""
         return self._begin(cell) if self._snapshot is None else None
 
     def read(
@@ -315,22 +308,14 @@ class OpenTransaction:
         **named: Arguments.kwargs,
     ) -> Answer:
         """Run a step that reads in the snapshot."""
-        if self.kind == "long":
-            return self._read_staged(step, *plain, **named)
-        return self._session.call(step, self._snapshot or self.snapshot, *plain, **named)
-
-    def _read_staged(
-        self,
-        step: Callable[Concatenate[Handle, AnySnapshot, Arguments], Answer],
-        *plain: Arguments.args,
-        **named: Arguments.kwargs,
-    ) -> Answer:
+        if self.kind != "long":
+            return self._session.call(step, self._snapshot or self.snapshot, *plain, **named)
         _ = self.value  # begun
 
         def read(connection: Handle) -> Answer:
             while True:
                 found = step(connection, self.snapshot, *plain, **named)
-                # Afterwards: while the transaction is active its staged rows stay, and the read found them (I4).
+                # After the read: staged rows stay while the transaction is in progress, so the read found them (I4).
                 pointers = self.database.dialect.steps.pointers(connection, self.value.id)
                 if pointers == self.value.write_pointers:
                     return found
@@ -340,49 +325,56 @@ class OpenTransaction:
 
     @cached_property
     def aged_from_ms(self) -> int:
-        """The time from which ages of versions count back; only reads of cells that expire need it."""
+        """The time at which this transaction measures the age of versions, the same for all of its reads.
+
+        The age of a version follows from its id, which contains the time its transaction began. Ids run ahead of the
+        clock after that has stepped forward and back, so ages are measured by the clock: at the snapshot, but not
+        before the time up to which clean-up has deleted expired versions.
+
+        :raises RegistrationLost: the transaction is long and has ended.
+        """
         _ = self.snapshot  # taken
-        if self.kind == "long":
-            return aged_from_start(self.database, self.value.id)
-        if self._settled:
-            taken_ms = self._session.call(self.database.dialect.steps.now)
-        else:
+        if self.kind != "long":
             taken_ms = self._deadline_ms - self._timeout_ms
-        return aged_from(self.database, taken_ms=taken_ms)
+            if self._settled:
+                taken_ms = self._session.call(self.database.dialect.steps.now)
+            with self.database.read() as work:
+                return max(taken_ms, queries.cleanup.expiry_ms(work))
+        number = self.value.id
+        with self.database.read() as work:  # the same in all processes: clean-up waits for a long transaction
+            started_ms = queries.registrations.started_ms(work, number)
+            if started_ms is None:
+                raise RegistrationLost(f"transaction {number} has ended")
+            # Own writes must not be expired, even if ids lag behind the clock.
+            return max(min(started_ms, number // 1_000_000), queries.cleanup.expiry_ms(work))
 
     def read_settled(self, retry: Retry) -> None:
-        """Begin a first load: wait until every smaller id has ended, and read from now on what is committed by then.
+        """Begin a first load: wait until every smaller id has ended, then read what is committed at that time.
 
-        Older loads of the same subscription are aborted, those of others are not waited for.
-
-        No commit to come has a smaller id. The snapshot is a new one, since a transaction with a smaller id may have
+        No later commit has a smaller id. The snapshot is a new one, because a transaction with a smaller id may have
         written under write pointers greater than this id.
 
-        :param retry: how often, and for how long, it is looked.
+        Older first loads of the same subscription are aborted, because their programs may be gone. If the commit of one
+        is in progress, it is waited for. First loads of other subscriptions are ignored.
+
+        :param retry: how often, and for how long, to check.
         :raises TransactionsInProgress: some have not ended.
         """
         assert self._load is not None
         own, load = self.value.id, self._load
 
-        def look() -> None:
-            self._replace_older_loads(own, load)
+        def check() -> None:
+            with self.database.read() as work:
+                replaced = queries.registrations.older_loads(work, own, load)
+            for number in replaced:
+                self._session.call(self.database.dialect.steps.abort, kind="long", transaction=number)
             snapshot, unfinished = unfinished_below(self.database, own, load=load)
             if unfinished:
                 raise self._waits_for(unfinished)
             others = Snapshot(snapshot.read_pointer, tuple(i for i in snapshot.excluded if i != own))
             self._become(replace(self.value, snapshot=others))
 
-        retry.call(look, worth_repeating=lambda error: isinstance(error, TransactionsInProgress))
-
-    def _replace_older_loads(self, own: int, load: int) -> None:
-        """Abort the first loads of the same subscription that began before: the programs of some may be gone.
-
-        The commit of an aborted one is refused. One whose commit is under way is waited for, and counts.
-        """
-        with self.database.read() as work:
-            replaced = queries.registrations.older_loads(work, own, load)
-        for number in replaced:
-            self._session.call(self.database.dialect.steps.abort, kind="long", transaction=number)
+        retry.call(check, worth_repeating=lambda error: isinstance(error, TransactionsInProgress))
 
     def _waits_for(self, unfinished: Sequence[int]) -> TransactionsInProgress:
         with self.database.read() as work:
@@ -391,7 +383,7 @@ class OpenTransaction:
         return TransactionsInProgress(f"transaction {self._id} waits for {len(unfinished)} older ones: {named}")
 
     def write_cell(self, cell: Cell, value: bytes | None, *, conflict_key: bytes | None) -> None:
-        """Buffer a write; None is a delete."""
+        """Buffer a write to a cell; None deletes it."""
         self._require_cells()
         self.buffer.put_cell(cell, value)
         if conflict_key is not None:
@@ -403,25 +395,25 @@ class OpenTransaction:
         self.buffer.put_entries(entries, conflict_keys)
 
     def notify(self, cell: Cell) -> None:
-        """Set a notification on a cell, with the commit."""
+        """Set a notification on a cell when the transaction commits."""
         self._require_cells()
         self.buffer.notifications.add(cell)
 
     def acknowledge(self, cell: Cell, *, conflict_key: bytes | None) -> None:
-        """Remove the notifications on a cell that this snapshot sees, with the commit.
+        """Remove the notifications on a cell that are visible in the snapshot when the transaction commits.
 
-        :param conflict_key: of two overlapping transactions that give it, one commits.
+        :param conflict_key: of two overlapping transactions that pass the same key, at most one commits.
         """
         self._require_cells()
-        _ = self.snapshot  # which decides which notifications it sees
+        _ = self.snapshot  # decides which notifications are visible
         self.buffer.acknowledged.add(cell)
         if conflict_key is not None:
             self.buffer.keys.add(conflict_key)
 
     def join(self, participant: Participant) -> None:
-        """Let another resource take part; it is rolled back if this transaction does not commit.
+        """Add a participant, which is rolled back if this transaction does not commit.
 
-        :raises InvalidArgument: the transaction is bound to its user's, or was resumed: others end it.
+        :raises InvalidArgument: the transaction is read-only, bound or resumed.
         """
         self._require_writable()
         if self.kind == "bound":
@@ -434,11 +426,11 @@ class OpenTransaction:
         self._participants.join(participant, self.value)
 
     def checkpoint(self) -> None:
-        """Draw a line: later writes are versions of their own, under the same snapshot.
+        """Make later writes new versions, which do not replace earlier ones. The snapshot stays.
 
-        A short transaction has a new write pointer only for its participants: nobody else could tell. All of it commits
-        or rolls back together. A checkpoint of a long transaction counts in every process that works for it, from its
-        next read or flush on.
+        All versions commit or roll back together. A short transaction draws a new write pointer only if it has
+        participants, because nobody else could see it. The checkpoint of a long transaction takes effect in its other
+        processes at their next read or flush.
         """
         self._require_writable()
         if self.kind == "long":
@@ -451,11 +443,11 @@ class OpenTransaction:
             self._participants.update(self.value)
 
     def flush(self) -> None:
-        """Stage the buffered writes, so that they need not fit into memory; for long transactions only.
+        """Stage the buffered writes of a long transaction in the store, so that they need not fit into memory.
 
-        :raises InvalidArgument: the transaction is short.
-        :raises RegistrationLost: it has ended, or expired after its time-out.
-        :raises StoreUnavailable: there was no answer; the transaction is aborted, as it is by an interruption.
+        :raises InvalidArgument: the transaction is not long.
+        :raises RegistrationLost: it has ended, or its time-out has passed.
+        :raises StoreUnavailable: there was no answer; the transaction is aborted, as after an interruption.
         """
         if self.kind != "long":
             raise InvalidArgument("a short transaction is sent as a whole; flush() is for transaction(long=True)")
@@ -468,7 +460,7 @@ class OpenTransaction:
                     self.buffer.sent()
             except BaseException as error:
                 if not _is_verdict(error):
-                    # The flush may still arrive, without its process to know; after the abort it is refused.
+                    # The flush may still arrive later, unnoticed by this process. After the abort it is refused.
                     self.abort(error)
                 raise
 
@@ -489,23 +481,27 @@ class OpenTransaction:
         raise unavailable
 
     def commit(self, result: Any = None) -> int | None:
-        """Commit, or find out the true outcome.
+        """Commit. If the answer is lost, ask the store for the outcome.
 
         :param result: a JSON value that is stored with the idempotency key.
         :returns: the transaction's id; None if there was nothing to commit.
-        :raises ConflictError: another transaction wrote a key of this one; run the function again.
+        :raises ConflictError: another transaction has written a key of this one.
         :raises CommitOutcomeUnknown: the connection broke and the store cannot be asked.
-        :raises AlreadyCommitted: the idempotency key has been committed meanwhile.
-        :raises AfterCommitFailed: it has committed, and a participant failed when it was told.
+        :raises AlreadyCommitted: another transaction has committed under the idempotency key.
+        :raises AfterCommitFailed: the transaction has committed, but a participant failed afterwards.
         """
         self.require_open()
-        if self._is_resumed:  # what fails here leaves it open: another process may be able to commit it
+        if self._is_resumed:  # an error here leaves it open, because another process may be able to commit it
             self._prepare()
         try:
             if self._participants:
                 self.buffer.keys |= self._participants.persist()
             if self._has_nothing_to_commit():
-                return self._end_reading()
+                number = self._id
+                self._forget()  # costs no flush to disk
+                self._move(State.COMMITTING)
+                self._end(State.COMMITTED)
+                return number
             if self.kind == "long" and not self._is_resumed:
                 self._prepare()
             call = self._call(result)
@@ -525,12 +521,13 @@ class OpenTransaction:
         return committed
 
     def overrun(self, error: BaseException) -> TransactionTimeout | None:
-        """Explain an error by the time-out of a short transaction, with both durations; None for any other error.
+        """If the time-out explains an error of a short transaction, return an error with both durations.
 
-        A run that takes longer than the time-out without being held up by the store would take as long again, so that
-        the error is not transient. The clock of this process decides: a step of the store's clock is no such run.
+        The new error is not transient if the function took longer than the time-out without being delayed by the store,
+        because the next run would take as long. Durations are measured by the clock of this process, so that a step of
+        the store's clock has no effect.
 
-        :param error: what a step has raised; after the deadline also a lost registration, or a snapshot too old.
+        :param error: the error of a step. After the deadline this may also be a lost registration or an old snapshot.
         """
         if self._begun_at is None or self.kind in ("long", "bound"):
             return None
@@ -547,7 +544,6 @@ class OpenTransaction:
         return timeout
 
     def _prepare(self) -> None:
-        """Stage what is left of a long transaction, and take the steps of other rooms."""
         self.flush()
         self._take_steps()
 
@@ -559,13 +555,6 @@ class OpenTransaction:
     def _has_nothing_to_commit(self) -> bool:
         only_read = self.kind in ("read", "short") or self._id is None
         return only_read and not self.buffer and self.idempotency_key is None and not self._participants
-
-    def _end_reading(self) -> int | None:
-        number = self._id
-        self._forget()  # costs no flush to disk
-        self._move(State.COMMITTING)
-        self._end(State.COMMITTED)
-        return number
 
     def _call(self, result: Any) -> CommitCall:
         kind = self.kind
@@ -579,7 +568,7 @@ class OpenTransaction:
             deadline_ms=self._deadline_ms,
             writes=self.buffer.writes(),
             idempotency_key=self.idempotency_key,
-            generation=self._generation,
+            generation=self.generation,
             result=None if self.idempotency_key is None else as_json(result, self.idempotency_key),
             load=self._load,
         )
@@ -597,7 +586,7 @@ class OpenTransaction:
         counters.committed(call.kind, time.monotonic() - begun)
         if self.kind == "long":  # other processes may have staged entries for it
             self.database.hints.tell(call.store_id, {ALL_QUEUES})
-        elif call.writes.entries and call.kind != "bound":  # a bound one is not committed yet
+        elif call.writes.entries and call.kind != "bound":  # a bound transaction is not committed yet
             self.database.hints.tell(call.store_id, {entry[0] for entry in call.writes.entries})
         return number
 
@@ -608,11 +597,11 @@ class OpenTransaction:
             result = committed_result(self.database, error.idempotency_key, call.generation, seconds=self._seconds)
             raise AlreadyCommitted(error.idempotency_key, result) from error
         except (StoreUnavailable, RegistrationLost) as error:
-            # Neither is a verdict: the same commit may have taken effect before its answer was lost.
+            # The commit may have taken effect before its answer was lost.
             if self.kind == "bound":
-                raise  # its outcome is that of the user's SQL transaction
+                raise  # the user's SQL transaction decides the outcome
             if isinstance(error, StoreUnavailable) and not error.sent:
-                raise  # the commit never left this process
+                raise  # the commit was not sent
             return self._ask(error)
 
     def _send_repeatedly(self, call: CommitCall) -> int:
@@ -629,11 +618,11 @@ class OpenTransaction:
         raise AssertionError("unreachable")
 
     def _ask(self, reason: ExportQueueError) -> int:
-        """Learn the outcome on a new connection after the commit's answer was lost."""
+        """After the commit's answer was lost, ask for the outcome on a new connection."""
         self._session.drop()
         try:
             decided = ask_outcome(self.database, self.request)
-        except Exception as error:  # of any kind: the commit may have taken effect
+        except Exception as error:  # whatever it is, the commit may have taken effect
             self._end(State.UNKNOWN)
             raise CommitOutcomeUnknown(
                 f"the commit of request {self.request} got no answer, and the store cannot be asked: {error}"
@@ -645,25 +634,25 @@ class OpenTransaction:
         raise CommitRefused(f"the commit of request {self.request} did not take effect: {reason.message}") from reason
 
     def abort(self, reason: BaseException | None = None) -> None:
-        """Drop all writes and forget the id; safe to call after the end.
+        """Discard all writes and forget the id. After the end this does nothing.
 
-        The id of a transaction whose participant could not undo its writes becomes invalid for good, so that no
-        snapshot shows them. A commit that was interrupted is not undone before its outcome is known.
+        If a participant cannot undo its writes, the id becomes invalid permanently, so that no snapshot shows them. If
+        a commit was interrupted, its outcome is found out first.
 
-        :param reason: why; it gets a note of every failure on the way.
-        :raises StoreUnavailable: without a reason, if the store cannot be told that a long transaction has ended.
+        :param reason: why; each failure of the abort is added to it as a note.
+        :raises StoreUnavailable: no reason is given, and the end of a long transaction cannot be sent to the store.
         """
         if self._process != os.getpid():
-            return  # its own process ends it
+            return  # the process that began it ends it
         if self._state is State.COMMITTED:
-            self._tell_participants(reason)  # an interruption may have come before
+            self._report_commit(reason)  # an interruption may have prevented it
         elif self._is_open or (self._state is State.COMMITTING and self._is_undone(reason)):
             self._undo(reason)
 
     def _is_undone(self, reason: BaseException | None) -> bool:
-        """Find out whether a commit that ended with an error has not taken effect.
+        """Return whether a commit that ended with an error has had no effect.
 
-        An interruption may come at any moment: from a signal's handler, before the answer or behind it.
+        A signal handler may interrupt the commit at any time, before or after the answer.
         """
         if self.kind == "bound" or _is_verdict(reason):
             return True
@@ -684,10 +673,10 @@ class OpenTransaction:
         self._end(State.COMMITTED)
         if reason is not None:
             reason.add_note(f"transaction {decided.id} had been sent before the interruption, and has committed")
-        self._tell_participants(reason)
+        self._report_commit(reason)
         return False
 
-    def _tell_participants(self, reason: BaseException | None) -> None:
+    def _report_commit(self, reason: BaseException | None) -> None:
         failure = self._participants.after_commit()
         if failure is not None and reason is not None:
             reason.add_note(f"besides, a participant failed after the commit: {failure}")
@@ -712,27 +701,24 @@ class OpenTransaction:
         self._participants.raise_interruption()
 
     def _forget(self, failed: Sequence[str] = ()) -> None:
-        """Forget the id; it becomes invalid if participants could not undo what they wrote under it.
-
-        :param failed: names of these participants.
-        """
+        """Forget the id. Make it invalid if participants failed to undo what they wrote under it."""
         if self._id is None or self.kind == "read":
             return
         kind, number = self.kind, self._id
         kept = (number,) if self._value is None else self._value.write_pointers
         left_to = ", ".join(failed)
         abort = self.database.dialect.steps.abort
-        # A short one leaves nothing but its id, which becomes invalid at its deadline if it cannot be forgotten now.
+        # A short transaction leaves only its id, which becomes invalid at its deadline if it cannot be forgotten now.
         try:
             if not failed:
                 self._session.call(abort, kind=kind, transaction=number)
                 return
             self._session.call(abort, kind=kind, transaction=number, kept=kept, left_to=left_to)
-        except BaseException as error:  # an interruption, too
-            self._session.drop()  # a lock of its server session goes with it, and does not stay with the pool
+        except BaseException as error:  # also an interruption
+            self._session.drop()  # releases a lock of its server session, which must not stay in the pool
             if kind == "long":
                 self.database.left_behind.add(number)
-            if failed:  # on a new connection: nothing else will ever make the id invalid for good
+            if failed:  # on a new connection, because nothing else will make the id invalid
                 self._session.call(abort, kind=kind, transaction=number, kept=kept, left_to=left_to)
             if not isinstance(error, ExportQueueError) or (kind == "long" and not failed):
                 raise
@@ -743,5 +729,5 @@ class OpenTransaction:
 
 
 def _is_verdict(error: BaseException | None) -> bool:
-    """Tell whether a step that ended with this error has had no effect, and will have none."""
+    """Return whether a step that ended with this error has had no effect and will have none."""
     return isinstance(error, ExportQueueError) and not (isinstance(error, StoreUnavailable) and error.sent)

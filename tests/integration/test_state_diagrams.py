@@ -20,7 +20,7 @@ from tests.support.contexts import opened_by
 from export_queue import ConflictError, RegistrationLost, Store, TransactionContext, TransactionTimeout
 from export_queue.core.store import schema
 from export_queue.core.transactions import expire, prune, take_snapshot
-from export_queue.core.transactions.states import TRANSITIONS, State
+from export_queue.core.transactions.value import TRANSITIONS, State
 
 EVERY_WAY = True
 
