@@ -1,8 +1,8 @@
-"""Reads arguments as they arrive: as values, as texts that a template rendered, or from another task.
+"""Reads arguments that are values, text rendered by a template, or results of other tasks.
 
-A template renders None to a text, and a list or a mapping to JSON or to Python's own notation. With
-``render_template_as_native_obj`` it renders ``"2024"`` to a number. Each function takes all of these. None, and a text
-that stands for it, is the argument's default.
+A template renders None as text, and a list or mapping as JSON or in Python's notation. With
+``render_template_as_native_obj`` it renders ``"2024"`` as a number. Each function accepts all of these. None, and text
+that stands for None, selects the default.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from export_queue.core.errors import InvalidArgument
 
 _NOTHING = frozenset(("", "None", "null"))
-"""Texts that templates make of None."""
+"""Text that templates render for None."""
 _NATIVE = "a native template makes a value of text that looks like one: write {{ … | tojson }}"
 
 
 def given(value: Any) -> Any:
-    """Return an argument, or None for a text that a template made of None."""
+    """Return an argument, or None if a template rendered None."""
     return None if isinstance(value, str) and value.strip() in _NOTHING else value
 
 
 def decoded(value: Any) -> Any:
-    """Decode the text of a value, in JSON or Python's notation; another text stays as it is."""
+    """Decode text in JSON or Python's notation; other text is returned unchanged."""
     value = given(value)
     if not isinstance(value, str):
         return value
@@ -40,20 +40,17 @@ def decoded(value: Any) -> Any:
 
 
 def text(value: Any, *, what: str, default: str | None = None) -> str | None:
-    """Read a text, or its JSON; a whole number is a text that a template took for a number."""
+    """Read text, or its JSON. A whole number is text that a template rendered as a number."""
     value = given(value)
     if value is None:
         return default
     if isinstance(value, str) or type(value) is int:
         return str(_unquoted(value))
-    raise InvalidArgument(
-        f"{what}: expected text, found {value!r}",
-        hint=_NATIVE,
-    )
+    raise InvalidArgument(f"{what}: expected text, found {value!r}", hint=_NATIVE)
 
 
 def required_text(value: Any, *, what: str) -> str:
-    """Read a text that has no default."""
+    """Read text that has no default."""
     found = text(value, what=what)
     if found is None:
         raise InvalidArgument(f"{what}: expected text, found {value!r}")
@@ -61,7 +58,7 @@ def required_text(value: Any, *, what: str) -> str:
 
 
 def names(value: Any, *, what: str) -> list[str] | None:
-    """Read a list of texts, or its JSON; None in it is left out."""
+    """Read a list of text, or its JSON, without its None."""
     value = decoded(value)
     if value is None:
         return None
@@ -71,7 +68,7 @@ def names(value: Any, *, what: str) -> list[str] | None:
 
 
 def mapping(value: Any, *, what: str) -> dict[str, Any] | None:
-    """Read names and values, or their JSON; the text ``None`` is a value that a template rendered."""
+    """Read a mapping of names to values, or its JSON. The text ``None`` stands for None."""
     found = decoded(value)
     if found is None:
         return None
@@ -82,14 +79,12 @@ def mapping(value: Any, *, what: str) -> dict[str, Any] | None:
 
 
 def parse_ranges(value: Any, *, what: str = "ranges") -> list[list[int]] | None:
-    """Read ranges of buckets: pairs of whole numbers, one such pair, or either as JSON text.
+    """Read ranges of buckets: pairs of whole numbers, one pair, or either as JSON text.
 
-    A third number is the layout of the queue, where that is not its first one.
+    A third number is the layout, if it is not the first layout of the queue.
 
     :param value: such as ``[[0, 101], [202, 303]]``, ``[0, 101]`` or ``"[[0, 101]]"``; None for all.
-    :param what: name of the argument.
     :returns: a list of ranges, or None for all.
-    :raises InvalidArgument: it is something else.
     """
     value = decoded(value)
     if value is None:
@@ -105,10 +100,9 @@ def parse_ranges(value: Any, *, what: str = "ranges") -> list[list[int]] | None:
 
 
 def check_text(value: object, *, what: str, rule: str = "") -> None:
-    """Refuse a name that is no text, such as the number that native rendering makes of ``"123"``.
+    """Refuse a name that is not text, such as the number that a native template renders for ``"123"``.
 
-    :param rule: what the text must be.
-    :raises InvalidArgument: it is something else.
+    :param rule: describes the allowed text.
     """
     if not isinstance(value, str):
         hint = _NATIVE if type(value) in (int, float) else None
@@ -117,11 +111,11 @@ def check_text(value: object, *, what: str, rule: str = "") -> None:
 
 
 def whole_number(value: Any, *, what: str, least: int = 0) -> int:
-    """Read a whole number that may have been rendered to text."""
+    """Read a whole number, which may be text that a template rendered."""
     found = decoded(_unquoted(value))
     try:
         number = int(found)
-    except (TypeError, ValueError, OverflowError):  # the last of infinity
+    except (TypeError, ValueError, OverflowError):  # OverflowError: infinity
         number = least - 1
     if number < least or isinstance(found, bool) or (isinstance(found, float) and found != number):
         raise InvalidArgument(f"{what}: expected a whole number from {least}, found {value!r}")
@@ -129,7 +123,7 @@ def whole_number(value: Any, *, what: str, least: int = 0) -> int:
 
 
 def number(value: Any, *, what: str) -> float:
-    """Read a number that may have been rendered to text."""
+    """Read a number, which may be text that a template rendered."""
     try:
         return float(_unquoted(value))
     except (TypeError, ValueError):
@@ -137,7 +131,7 @@ def number(value: Any, *, what: str) -> float:
 
 
 def seconds(value: Any, *, what: str, may_be_zero: bool = False) -> float:
-    """Read a time in seconds, which has an end and may have been rendered to text."""
+    """Read a finite time in seconds, which may be text that a template rendered."""
     try:
         found = value.total_seconds() if isinstance(value, timedelta) else float(_unquoted(value))
     except (TypeError, ValueError, OverflowError):
@@ -171,7 +165,7 @@ def _described(value: Any) -> str:
 
 
 def _unquoted(value: Any) -> Any:
-    """Read the JSON of a text; a text without quotes is no JSON."""
+    """Decode text that is a JSON string; return anything else unchanged."""
     if isinstance(value, str) and value[:1] == value[-1:] == '"' and len(value) > 1:
         try:
             return str(json.loads(value))

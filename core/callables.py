@@ -1,6 +1,6 @@
-"""Functions of users that this library calls: those that calling does not run are refused (pure).
+"""Refuses functions of users that do not run when they are called.
 
-Calling an ``async def`` function or a generator function runs none of its code. Its result would count as done.
+Calling an ``async def`` function or a generator function runs none of its code, but would count as success.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HINT = (
     "and await asyncio.to_thread(...) calls this library from async code"
 )
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
-"""Types of results that need no closer look, for functions that are called once an entry."""
+"""Types of results that need no further check, for functions that are called once per entry."""
 _SEVERAL = frozenset((list, tuple, dict, set, frozenset))
 _LAZY = frozenset((CoroutineType, AsyncGeneratorType, GeneratorType))
 
@@ -30,14 +30,13 @@ _LAZY = frozenset((CoroutineType, AsyncGeneratorType, GeneratorType))
 def check_runs(
     function: object, what: str, *, may_yield: bool = False, error: type[ExportQueueError] = InvalidArgument
 ) -> Callable[..., Any]:
-    """Return a function, unless it is known not to run when it is called.
+    """Return a function, or raise an error if it is not callable, or calling it does not run it.
 
-    Only calling tells it of some, such as a lambda that returns a coroutine: :func:`returned` refuses their results.
+    Some functions can only be recognized by their results, such as a lambda that returns a coroutine; see
+    :func:`returned`.
 
-    :param function: the function, or another object that is called.
-    :param what: names the function's part, for the error.
-    :param may_yield: whether a generator function is fine, since what it yields is read.
-    :param error: the class of the error.
+    :param what: names the function in the error.
+    :param may_yield: allow a generator function, because the caller reads its values.
     """
     if not callable(function):
         raise error(f"{what}: expected a function, found {type(function).__name__}")
@@ -57,10 +56,9 @@ def check_methods(
     may_yield: Iterable[str] = (),
     error: type[ExportQueueError] = InvalidArgument,
 ) -> None:
-    """Refuse an object with a method that is known not to run when it is called; methods that it lacks are left alone.
+    """Check methods of an object as :func:`check_runs` does; missing methods are ignored.
 
-    :param methods: names of the methods that are called.
-    :param may_yield: those that may be generators.
+    :param may_yield: names of methods that may be generators.
     """
     for method in methods:
         function = getattr(owner, method, None)
@@ -71,12 +69,11 @@ def check_methods(
 def returned(
     result: Result, what: str, *, may_yield: bool = False, error: type[ExportQueueError] = InvalidArgument
 ) -> Result:
-    """Return what a function of a user returned, unless it shows that the function has not run.
+    """Return the result of a user's function, or raise an error if it shows that the function has not run.
 
-    :param result: what was returned; it is closed if it is refused.
-    :param what: names the function's part, for the error.
-    :param may_yield: whether a generator is fine, since what it yields is read.
-    :param error: the class of the error.
+    :param result: the result; it is closed if it is refused.
+    :param what: names the function in the error.
+    :param may_yield: allow a generator, because the caller reads its values.
     """
     kind = type(result)
     if kind in _PLAIN or (may_yield and kind is GeneratorType and not _is_old_coroutine(result)):
@@ -90,11 +87,7 @@ def returned(
 
 
 def checked(function: Callable[Arguments, Result], what: str) -> Callable[Arguments, Result]:
-    """Return a callback that raises an error at the call, where its result shows that it has not run.
-
-    :param function: the callback; one that is known not to run is refused here.
-    :param what: names its part, for the error.
-    """
+    """Return a callback that checks the function and, at each call, its result."""
     check_runs(function, what)
 
     def call(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
@@ -104,7 +97,7 @@ def checked(function: Callable[Arguments, Result], what: str) -> Callable[Argume
 
 
 def name_of(function: object) -> str:
-    """Name a function for people."""
+    """Return the name of a function, for messages."""
     function = _innermost(function)
     return getattr(function, "__qualname__", None) or repr(function)
 
@@ -116,7 +109,7 @@ def _innermost(function: Any) -> Any:
 
 
 def _kind_of_function(function: object) -> str:
-    """Say what a function is that does not run when it is called; empty where that is not known."""
+    """Return the kind of a function that does not run when it is called, or empty text."""
     found = _innermost(function)
     ways = [found]
     if not inspect.isroutine(found) and not isinstance(found, type):
@@ -132,7 +125,7 @@ def _kind_of_function(function: object) -> str:
 
 
 def _kind_of_result(result: Any) -> str:
-    """Say what a result is that shows that its function has not run; empty for every other one."""
+    """Return the kind of a result that shows that its function has not run, or empty text."""
     if type(result) in _SEVERAL:
         if _LAZY.isdisjoint(map(type, _members(result))):
             return ""
@@ -156,19 +149,19 @@ def _kind_of_result(result: Any) -> str:
 
 
 def _members(result: Any) -> Collection[Any]:
-    """Return what is in a list, or another result of several; any other result stands for itself."""
+    """Return the members of a list or other collection; any other result is its only member."""
     if type(result) not in _SEVERAL:
         return (result,)
     return result.values() if isinstance(result, dict) else result
 
 
 def _is_old_coroutine(generator: Any) -> bool:
-    """Tell whether a generator is of a function that ``types.coroutine`` has decorated."""
+    """Return whether a generator comes from a function with the decorator ``types.coroutine``."""
     return bool(generator.gi_code.co_flags & inspect.CO_ITERABLE_COROUTINE)
 
 
 def _discard(result: Any) -> None:
-    """End what nobody will run, so that nothing of it happens later and no warning says that it was forgotten."""
+    """Close a result that nobody will run, so that it does not run later and causes no warning."""
     if inspect.iscoroutine(result) or isinstance(result, GeneratorType):
         result.close()
     elif isinstance(result, contextlib._GeneratorContextManager):

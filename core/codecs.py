@@ -1,13 +1,13 @@
-"""How keys, rows and values become bytes, and back: codecs by name or import path.
+"""Codecs encode keys, rows and values as bytes and decode them. They are chosen by name or import path.
 
-=========  =============================  ===============================================================
-name       takes                          stores
-=========  =============================  ===============================================================
-``bytes``  bytes                          them; as rows also text, as its UTF-8
-``str``    text                           its UTF-8
-``int``    a whole number                 its decimal digits; as rows, 8 bytes in the order of the numbers
-``json``   what :mod:`.json_text` writes  JSON; only as values, since equal ones may differ in their text
-=========  =============================  ===============================================================
+=========  ================================  ===============================================================
+name       accepts                           stores
+=========  ================================  ===============================================================
+``bytes``  bytes; as rows also text          the bytes; UTF-8 for text
+``str``    text                              UTF-8
+``int``    a whole number                    decimal digits; as rows, 8 bytes that sort like the numbers
+``json``   what :mod:`.json_text` encodes    JSON; for values only, because equal values may differ as text
+=========  ================================  ===============================================================
 
 An import path ``module:name`` leads to an object with ``encode(value) -> bytes`` and ``decode(bytes) -> value``.
 """
@@ -36,16 +36,16 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Two functions between the values of users and bytes; both may raise any error."""
+    """Encodes values of users as bytes and decodes them; both functions may raise any error."""
 
     name: str
     encode: Callable[[Any], bytes]
-    """Raises :class:`Refused` for what it does not take."""
+    """Raises :class:`Refused` for a value that the codec does not accept."""
     decode: Callable[[bytes], Any]
 
 
 class Refused(ValueError):
-    """A codec does not take a value; the text says why, without the value."""
+    """A codec does not accept a value. The text says why, and does not show the value."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -59,14 +59,14 @@ class _NotRun(CodecError):
 def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
         raise Refused(f"expected bytes, found {type(value).__name__}")
-    return memoryview(value).tobytes()  # not bytes(value), which a subclass may answer
+    return memoryview(value).tobytes()  # not bytes(value), which a subclass may override
 
 
 def _text(value: Any) -> bytes:
     if not isinstance(value, str):
         raise Refused(f"expected str, found {type(value).__name__}")
     try:
-        return str.encode(value)  # not str(value), which is the name of an enumeration's member
+        return str.encode(value)  # not str(value), which is the name of an enum's member
     except UnicodeEncodeError as error:
         raise Refused(
             f"expected text, found half a character (a lone surrogate) at position {error.start}",
@@ -76,7 +76,7 @@ def _text(value: Any) -> bytes:
 
 def _whole(value: Any) -> int:
     if not isinstance(value, bool):
-        with contextlib.suppress(Exception):  # of a method of the value's own
+        with contextlib.suppress(Exception):  # raised by the value's own method
             return operator.index(value)
     raise Refused(f"expected a whole number, found {type(value).__name__}")
 
@@ -113,17 +113,16 @@ _BYTES = Codec("bytes", _bytes, bytes)
 _TEXT = Codec("str", _text, bytes.decode)
 _INT = Codec("int", _digits, int)
 KEYS: Mapping[str, Codec] = {"bytes": _BYTES, "int": _INT, "str": _TEXT}
-"""Of queues; a sink has their bytes as ids."""
+"""Codecs of keys of queues. Sinks use the bytes as ids."""
 ROWS: Mapping[str, Codec] = {"bytes": _BYTES, "int": Codec("int", _ordered, _from_ordered), "str": _TEXT}
-"""Of tables; a scan reads them in the order of their bytes."""
+"""Codecs of rows of tables. A scan sorts rows by their bytes."""
 VALUES: Mapping[str, Codec] = {"bytes": _BYTES, "int": _INT, "json": Codec("json", _json, orjson.loads), "str": _TEXT}
 
 
 def find_codec(name: str, known: Mapping[str, Codec]) -> Codec:
-    """Find a codec that is stored.
+    """Return a codec by name or import path.
 
-    :param name: one of the known, or an import path.
-    :raises CodecError: the import path leads to no codec.
+    :raises CodecError: the import path does not lead to a codec.
     """
     try:
         return known[name]
@@ -132,10 +131,10 @@ def find_codec(name: str, known: Mapping[str, Codec]) -> Codec:
 
 
 def check_codec(what: str, name: str, known: Mapping[str, Codec]) -> str:
-    """Check the name of a codec before it is stored.
+    """Check the name of a codec, and return it.
 
-    :raises InvalidArgument: there is no such codec; the error names those that there are.
-    :raises CodecError: the import path leads to no codec.
+    :raises InvalidArgument: there is no codec of this name; the error lists the names.
+    :raises CodecError: the import path does not lead to a codec.
     """
     if not isinstance(name, str) or (name not in known and ":" not in name):
         raise InvalidArgument(
@@ -180,10 +179,9 @@ def _imported(path: str) -> Codec:
 
 
 def raise_undecodable(codec: Codec, raw: bytes, what: str, error: Exception) -> NoReturn:
-    """Say that a codec has raised an error where it should decode what is stored; a transient one is raised as it is.
+    """Raise a :class:`CodecError` for an error of a codec that should decode stored bytes; keep transient errors.
 
-    :param what: names the thing; its value is not shown.
-    :raises CodecError: in the place of the error, which is its cause.
+    :param what: names the subject in the error; its value is not shown.
     """
     if is_transient(error):
         raise error

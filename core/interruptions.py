@@ -1,6 +1,6 @@
-"""Exceptions that handlers of signals raise, as alarms of users and time limits of schedulers do.
+"""Exceptions raised by signal handlers, such as users' alarms and time limits of schedulers.
 
-They strike anywhere, also inside a driver, which may take them for an error of its connection.
+They can occur anywhere, also inside a driver, which may treat them as an error of its connection.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from traceback import walk_tb
 
 
 def raised_by_handler(error: BaseException) -> BaseException | None:
-    """Find, among an error and those that it came from, the one that a handler of a signal raised."""
+    """Return the exception that a signal handler raised, among an error and its causes; None if there is none."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = {code for handler in handlers if (code := getattr(handler, "__code__", None)) is not None}
     found: list[BaseException | None] = [error]

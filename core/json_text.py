@@ -1,7 +1,7 @@
-"""Values of users as JSON: exactly what was given, or an error that says where it is not JSON and what to do.
+"""Encodes values of users as JSON without loss, or raises an error that says which part is not JSON and what to do.
 
-``docs/values.md`` has the table of types. numpy and pandas are known by the names of their types, never imported.
-A value of a subclass is what it holds, as the methods of its base say, not what its own methods make of it.
+``docs/values.md`` lists the types. Types of numpy and pandas are recognized by name, so that they are never imported.
+A value of a subclass is read with the methods of its base class, not with its own.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from uuid import UUID
 import orjson
 
 _WHOLE = range(-(1 << 63), 1 << 64)
-"""Whole numbers that the writer takes as they are."""
+"""Whole numbers that orjson accepts."""
 _LARGEST = Decimal("1.7976931348623157E+308")
 """The largest number that readers of JSON can hold as a double."""
 _LARGEST_WHOLE = int(_LARGEST)
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
-"""Times may lack a zone; of a dataclass the writer would leave out the fields that begin with an underscore, and of one
-that is a dict, too, all of them."""
+"""orjson would accept times without a zone, and leave out the fields of a dataclass that begin with an underscore. If a
+dataclass is also a dict, it would leave out all fields."""
 _VALUES = (str, bytes, int, float, dict, list, tuple, set, Decimal, date, time, UUID)
-"""A dataclass that is one of these, too, is two values at once."""
+"""A dataclass that is also one of these types is ambiguous."""
 _DEEPEST = 254
 
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """One part of a value that is not JSON."""
+    """A part of a value that is not JSON."""
 
     path: str
-    """Keys and positions that lead to it, such as ``lines[2].price``; empty for the value itself."""
+    """Path of keys and positions, such as ``lines[2].price``; empty for the value itself."""
     found: str
-    """Its kind, never its content."""
+    """The kind of the part, never its content."""
     remedy: str
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Misfit:
 
 
 class NotJson(ValueError):
-    """A value is not JSON; ``misfit`` says where."""
+    """A value is not JSON; ``misfit`` describes the part."""
 
     def __init__(self, misfit: Misfit) -> None:
         super().__init__(str(misfit))
@@ -54,15 +54,15 @@ class NotJson(ValueError):
 
 
 def json_bytes(value: Any) -> bytes:
-    """Write a value as JSON.
+    """Encode a value as JSON.
 
-    :raises NotJson: a part of it is not JSON; NaN and Infinity are not, although many writers make null of them.
+    :raises NotJson: a part of it is not JSON, such as NaN and Infinity, which many encoders turn into null.
     """
     try:
         encoded = orjson.dumps(value, _plain, _OPTIONS)
     except TypeError as error:
         encoded = _with_large_numbers(value, error)
-    if b"null" in encoded and _lost(value):  # only then anything may have been lost
+    if b"null" in encoded and _lost(value):  # without a null, nothing can have been lost
         raise NotJson(next(_misfits(value, ())))
     return encoded
 
@@ -99,7 +99,7 @@ _REMEDIES = {
 
 
 def _plain(value: Any) -> Any:
-    """Return what the writer can write in the place of a value that it does not know."""
+    """Return a replacement that orjson can encode for a value that it cannot."""
     kind: Any = type(value)
     convert = _CONVERSIONS.get(kind)
     if convert is None:
@@ -134,7 +134,7 @@ def _datetime(value: datetime) -> str | orjson.Fragment:
 
 def _moment(kind: Any, value: datetime | time) -> str:
     text: str = kind.isoformat(value)
-    if text[-6] not in "+-" and kind.utcoffset(value) is None:  # most offsets are whole minutes, and seen in the text
+    if text[-6] not in "+-" and kind.utcoffset(value) is None:  # fast path: most offsets are visible in the text
         raise _Refused(f"is a {type(value).__name__} without a zone", _ZONE if isinstance(value, date) else _NO_ZONE)
     return text
 
@@ -186,13 +186,13 @@ _CONVERSIONS: dict[type, Callable[[Any], Any]] = {
 
 @lru_cache(maxsize=1024)
 def _conversion(kind: type) -> Callable[[Any], Any]:
-    """Find how values of a type are written: of subclasses, dataclasses, numpy and pandas."""
+    """Return the conversion for a type: a subclass, a dataclass, or a type of numpy or pandas."""
     if is_dataclass(kind):
         return _fields
     known = {(one.__module__.partition(".")[0], one.__name__): one for one in kind.__mro__}
     if ("pandas", "NaTType") in known or ("pandas", "NAType") in known:
         return _missing
-    if timestamp := known.get(("pandas", "Timestamp")):  # has nanoseconds, too
+    if timestamp := known.get(("pandas", "Timestamp")):  # has nanoseconds
         return partial(_moment, timestamp)
     for base, convert in _CONVERSIONS.items():
         if issubclass(kind, base):
@@ -208,7 +208,7 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 
 
 def _with_large_numbers(value: Any, error: TypeError) -> bytes:
-    """Write a value that the writer has refused, since it may only hold whole numbers of more than 64 bits."""
+    """Encode a value that orjson has refused, perhaps only because of whole numbers of more than 64 bits."""
     misfit = next(_misfits(value, ()), None)
     if misfit is not None:
         raise NotJson(misfit) from error
@@ -219,11 +219,11 @@ def _with_large_numbers(value: Any, error: TypeError) -> bytes:
 
 
 def _spelled_out(value: Any) -> Any:
-    """Copy a value, its large whole numbers as the digits that they are."""
+    """Return a copy of a value in which large whole numbers are replaced by their digits."""
     if isinstance(value, Enum):
         return _spelled_out(value.value)
     if isinstance(value, int):
-        number = int.__index__(value)  # a range searches for a number of a subclass one by one
+        number = int.__index__(value)  # `in range` would search linearly for a subclass of int
         return value if number in _WHOLE else orjson.Fragment(str(number))
     if isinstance(value, dict):
         return {key: _spelled_out(part) for key, part in dict.items(value)}
@@ -235,7 +235,7 @@ def _spelled_out(value: Any) -> Any:
 
 
 def _lost(value: Any) -> bool:
-    """Tell whether the writer has made null of a number."""
+    """Return whether orjson has turned a number into null."""
     if isinstance(value, Enum):
         return _lost(value.value)
     if isinstance(value, float):
@@ -259,7 +259,7 @@ _Path = tuple[str, ...]
 
 
 def _misfits(value: Any, path: _Path) -> Iterator[Misfit]:
-    # As deep as the writer itself goes, so that this cannot run out of stack.
+    # The same depth as orjson's, so that the stack cannot overflow.
     if len(path) > _DEEPEST:
         yield Misfit(_shown(path), f"is nested deeper than {_DEEPEST} levels", "make the value flatter")
     elif isinstance(value, Enum):

@@ -1,8 +1,8 @@
-"""Arrays as PostgreSQL's binary protocol has them, and how values are sent; the store and the SQL sink share them.
+"""Arrays in PostgreSQL's binary protocol; the store and the SQL sink use them.
 
-psycopg looks up the type of each item of a list: with its lists and its cursor, a transaction that reads and writes
-takes about 1.6 times as long (medians of pairs, without flushes). It also gives arrays of small and of large numbers
-different types, and so different prepared statements.
+psycopg looks up the type of each item of a list. With its lists and its cursor, a transaction that reads and writes
+takes about 1.6 times as long (medians of pairs, without flushes). It also sends small and large numbers as different
+array types, which leads to different prepared statements.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from psycopg.pq import Format
 
 _BOOL, _BYTEA, _INT8, _INT4, _TEXT = 16, 17, 20, 23, 25
 _HEADER = struct.Struct(">iiIii")
-"""Dimensions, whether it holds null, the items' type, how many there are, the first one's number."""
+"""Number of dimensions, whether there are nulls, type of the items, their number, index of the first one."""
 _EMPTY = struct.Struct(">iiI")
 _LENGTH = struct.Struct(">i")
 _NULL = _LENGTH.pack(-1)
 _LENGTHS = [_LENGTH.pack(length) for length in range(4096)]
-"""Of short items, which most are."""
+"""Encoded lengths of short items."""
 _FALSE, _TRUE = _LENGTH.pack(1) + b"\0", _LENGTH.pack(1) + b"\1"
 
 
 class _Array:
-    """An array ready to be sent."""
+    """An encoded array."""
 
     __slots__ = ("sent",)
     oid: ClassVar[int]
@@ -44,7 +44,7 @@ class ByteaArray(_Array):
 
     @classmethod
     def of(cls, items: Sequence[bytes | None]) -> ByteaArray:
-        """Take values; None is null."""
+        """Encode bytes; None is null."""
         parts = [_HEADER.pack(1, None in items, _BYTEA, len(items), 1)]
         for item in items:
             if item is None:
@@ -55,14 +55,14 @@ class ByteaArray(_Array):
 
 
 class TextArray(_Array):
-    """``text[]``, of texts that are encoded already."""
+    """``text[]``."""
 
     __slots__ = ()
     oid = 1009
 
     @classmethod
     def of(cls, items: Sequence[bytes | None]) -> TextArray:
-        """Take texts in UTF-8; None is null."""
+        """Encode text that is in UTF-8 already; None is null."""
         has_null = None in items
         known = [item or b"" for item in items] if has_null else items
         sizes = list(map(len, known))  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ class BooleanArray(_Array):
 
     @classmethod
     def of(cls, items: Sequence[bool]) -> BooleanArray:
-        """Take truth values."""
+        """Encode booleans."""
         sent = b"".join([_TRUE if item else _FALSE for item in items])
         return cls(_HEADER.pack(1, 0, _BOOL, len(items), 1) + sent)
 
@@ -98,7 +98,7 @@ class IntArray(_Array):
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> IntArray:
-        """Take numbers of 32 bits."""
+        """Encode numbers of 32 bits."""
         flat = [4] * (2 * len(numbers))
         flat[1::2] = numbers
         return cls(_HEADER.pack(1, 0, _INT4, len(numbers), 1) + struct.pack(f">{len(flat)}i", *flat))
@@ -112,7 +112,7 @@ class BigintArray(_Array):
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> BigintArray:
-        """Take numbers of 64 bits."""
+        """Encode numbers of 64 bits."""
         if not numbers:
             return NO_BIGINTS
         flat = [8] * (2 * len(numbers))
@@ -126,7 +126,7 @@ NO_BIGINTS = BigintArray(_EMPTY.pack(0, 0, _INT8))
 
 
 class Packed(_Array):
-    """Any argument ready to be sent, whose type the server finds by its place."""
+    """Any encoded argument, whose type the server infers from its position."""
 
     __slots__ = ()
     oid = 0
@@ -146,12 +146,12 @@ _DUMPERS = {
 
 
 def numbers_of(array: bytes) -> tuple[int, ...]:
-    """Read a ``bigint[]`` that a server has sent."""
+    """Decode a ``bigint[]``."""
     count = (len(array) - _HEADER.size) // 12
     return struct.unpack(">" + "iq" * count, array[_HEADER.size :])[1::2] if count > 0 else ()
 
 
 PLAIN = AdaptersMap(psycopg.adapters)
-"""How values are sent and read: as the driver does it by itself, whatever a program registers for its own use later."""
+"""The driver's own adapters, which are independent of what a program registers later."""
 for _kind, _dumper in _DUMPERS.items():
     PLAIN.register_dumper(_kind, _dumper)

@@ -1,4 +1,4 @@
-"""A connection to PostgreSQL on which no answer is waited for without end; the store and the SQL sink share it."""
+"""A connection to PostgreSQL with a limit on every wait; the store and the SQL sink use it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 LONGEST_SECONDS = 3600.0
-"""How long any answer is waited for where nobody says less; maintenance of large tables takes its time."""
+"""Default limit for an answer, long enough for maintenance of large tables."""
 LOOK_SECONDS = 0.1
-"""How often a wait looks up: for signals, and at the clock."""
+"""Interval at which a wait checks for signals and reads the clock."""
 _BINARY = [1] * 64
 
 
@@ -37,16 +37,16 @@ class Prepared:
     """A statement that a connection prepares once."""
 
     name: bytes
-    """Made from the text: a pooler's session may have statements of another store's clients."""
+    """Derived from the text, because a session of a pooler may have statements of other stores' clients."""
     text: bytes
-    """With the server's own placeholders, whose types it finds itself: ``$1``, ``$2``."""
+    """Uses the server's placeholders ``$1``, ``$2``, whose types the server infers."""
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that is closed when an answer does not come in time.
+    """A connection that is closed if an answer does not arrive in time.
 
-    TCP alone does not see everything: a stopped server, a hanging pooler or firewall keeps its end alive.
-    The statement is not cancelled in the server: that would end the wait for a synchronous standby, too.
+    TCP does not detect every failure: a stopped server or a hanging pooler or firewall keeps its end open. The
+    statement is not cancelled on the server, because that would also end a commit's wait for a synchronous standby.
     """
 
     answer_seconds: float = LONGEST_SECONDS
@@ -63,18 +63,18 @@ class BoundedConnection(psycopg.Connection[Any]):
 
     @cached_property
     def single(self) -> psycopg.Cursor[tuple[Any, ...]]:
-        """The cursor for statements of one row; making one each time would cost a third of such a call."""
+        """The cursor for statements of one row. A new one each time would cost a third of such a call."""
         return self.cursor(binary=True, row_factory=tuple_row)
 
     def call(self, statement: Prepared, values: Sequence[bytes | None]) -> PGresult:
-        """Run a statement with arguments that are packed already: a cursor looks at each of them anew.
+        """Run a prepared statement with encoded arguments, which is faster than a cursor.
 
-        To be called outside of a SQL transaction: the driver, too, may forget what is prepared, and one statement that
-        is not known would end the transaction.
+        Call this only outside of a SQL transaction: the driver may have deallocated the statement, and an unknown
+        statement would abort the transaction.
 
         :param values: the arguments in binary form.
-        :returns: its result, in binary form, once the server has ended the statement's SQL transaction.
-        :raises psycopg.Error: as a cursor raises it; an interruption closes the connection, as in :meth:`wait`.
+        :returns: the result in binary form, after the server has ended the statement's SQL transaction.
+        :raises psycopg.Error: as a cursor raises it. An interruption closes the connection, as in :meth:`wait`.
         """
         server = self.pgconn
         try:
@@ -82,7 +82,7 @@ class BoundedConnection(psycopg.Connection[Any]):
             try:
                 return self._run_prepared(statement, values, end)
             except psycopg.errors.InvalidSqlStatementName:  # the driver has run DEALLOCATE ALL
-                # Only this name is known to be gone: others may have been prepared since then.
+                # Only this statement is certainly gone; others may have been prepared since.
                 self._prepared_names.discard(statement.name)
                 return self._run_prepared(statement, values, end)
         except psycopg.Error:
@@ -115,27 +115,24 @@ class BoundedConnection(psycopg.Connection[Any]):
                 result = server.get_result()
                 if result is None:
                     break
-                # All are looked at: a SQL transaction may fail in its end, behind the answer of its statement.
+                # Read all results: a SQL transaction may fail at its end, after the result of its statement.
                 if answer is None or answer.status != ExecStatus.FATAL_ERROR:
                     answer = result
         except psycopg.Error:
             if answer is None or answer.status != ExecStatus.FATAL_ERROR:
-                raise  # else the server has said why it has gone
+                raise  # otherwise the server has said why it closed the connection
         if answer is None:
             raise psycopg.OperationalError("the connection has ended without an answer")
         if answer.status == ExecStatus.FATAL_ERROR:
             encoding = self.info.encoding
             if answer.error_field(psycopg.pq.DiagnosticField.SQLSTATE) is None:
-                # The words of the driver, not of the server: the connection is broken.
+                # The message is the driver's, not the server's: the connection is broken.
                 raise psycopg.OperationalError(answer.error_message.decode(encoding, "replace").strip())
             raise psycopg.errors.error_from_result(answer, encoding=encoding)
         return answer
 
     def has_input(self, seconds: float = 0) -> bool:
-        """Tell whether the server has sent something: to an idle session that does not listen, nothing but its end.
-
-        :param seconds: how long it is waited for.
-        """
+        """Wait some seconds for input, and return whether there is any. An idle session gets only its end."""
         return bool(self._look(select.POLLIN, seconds))
 
     def _look(self, events: int, seconds: float) -> list[tuple[int, int]]:
@@ -156,12 +153,12 @@ class BoundedConnection(psycopg.Connection[Any]):
         return poll
 
     def wait(self, gen: PQGen[Value], interval: float = LOOK_SECONDS, timeout: float | None = None) -> Value:
-        """Wait for the answer to what was sent.
+        """Wait for an answer.
 
-        An interruption (Ctrl-C, a signal's handler that raises) closes the connection: the answer is lost. The
-        driver's own way would cancel the statement, and with it a commit's wait for its standby.
+        An interruption (Ctrl-C, or a signal handler that raises) closes the connection, and the answer is lost. The
+        driver itself would cancel the statement, and with it a commit's wait for its standby.
 
-        :raises psycopg.OperationalError: it did not come in time; the connection is closed.
+        :raises psycopg.OperationalError: the answer did not arrive in time; the connection is closed.
         """
         try:
             return waiting.wait(self._in_time(gen), self.pgconn.socket, interval=interval, timeout=timeout)
@@ -190,8 +187,8 @@ _all: weakref.WeakSet[BoundedConnection] = weakref.WeakSet()
 
 
 def _leave_sockets_to_parent() -> None:
-    # A copy of a socket would keep the session of a parent that dies, and with it what it has locked, for as long as
-    # the child lives. The numbers stay taken: whatever still holds such a connection writes nowhere.
+    # If the parent dies, a copy of its socket in the child would keep its session and its locks. The file descriptors
+    # stay in use, so that whatever still holds such a connection writes to nowhere.
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for connection in list(_all):
         with contextlib.suppress(psycopg.Error, OSError):

@@ -1,4 +1,4 @@
-"""What others have written, as text for a terminal or a line of a log."""
+"""Makes foreign text safe to show on a terminal or in a line of a log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 
 def printable(value: object) -> str:
-    """Show a value as one line of text, its control characters as escapes: a terminal would obey them."""
+    """Return a value as one line of text, with control characters escaped, because a terminal would obey them."""
     if value is None:
         return ""
     text = str(value)
@@ -14,12 +14,10 @@ def printable(value: object) -> str:
 
 
 class PrintableLines(logging.Formatter):
-    """Formats a record of a log as one printable line, and the error that belongs to it as printable lines."""
+    """Formats a log record as one printable line, followed by printable lines for its error."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """Format the line."""
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: D102, N802
         return printable(super().formatMessage(record))
 
-    def formatException(self, ei: object) -> str:  # noqa: N802
-        """Format the error."""
+    def formatException(self, ei: object) -> str:  # noqa: D102, N802
         return "\n".join(map(printable, super().formatException(ei).split("\n")))  # type: ignore[arg-type]

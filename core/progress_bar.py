@@ -1,4 +1,4 @@
-"""One bar on a terminal, with the lines of the log above it."""
+"""A progress bar on a terminal, with the lines of the log above it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from export_queue.core.printable import printable
 
 
 class ProgressBar:
-    """A bar that is drawn for a block; nothing of it is left to be done behind the block.
+    """A progress bar that is shown during a block.
 
-    :param console: the terminal.
-    :param title: what stands before the bar.
-    :param total: what is done at its end.
+    :param title: text before the bar.
+    :param total: value at the end of the bar.
     """
 
     def __init__(self, console: Console, title: str, *, total: int = 0) -> None:
@@ -42,17 +41,16 @@ class ProgressBar:
         self._bars.stop()
 
     def show(self, *, done: int, left: int = 0, remark: str = "") -> None:
-        """Move the bar on.
+        """Update the bar.
 
-        :param done: what is done.
-        :param left: what is left; together they may be more than was known at first.
-        :param remark: what stands behind the bar.
+        :param left: the work that is left; the total grows if there is more work than expected.
+        :param remark: text after the bar.
         """
         self._total = max(self._total, done + left)
         self._bars.update(self._task, completed=done, total=self._total, remark=remark)
 
     def lines(self) -> logging.Handler:
-        """Return a handler of logs that writes lines above the bar."""
+        """Return a log handler that writes lines above the bar."""
         return _Above(self._bars.console)
 
 

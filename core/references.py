@@ -1,15 +1,14 @@
-"""References: to secrets, and to objects by import path, and how they are followed.
+"""References to secrets, and to objects by import path.
 
-A password never travels: what is stored, sent to Spark or shown is a reference, and the process that
-opens a connection follows it.
+Passwords are never stored, sent to Spark or shown. A reference is, and the process that opens a connection resolves it.
 
 ===================  ==========================================================================
 reference            leads to
 ===================  ==========================================================================
 ``env:NAME``         the environment variable of that name
-``file:PATH``        the file's content, without its last line break; nobody but the owner may
-                     read the file
-``module:callable``  what the callable returns: a vault, a cloud identity
+``file:PATH``        the file's content, without its last line break; only the owner may read
+                     the file
+``module:callable``  the result of the callable, for example from a vault or a cloud identity
 ===================  ==========================================================================
 """
 
@@ -37,33 +36,32 @@ _SECRET_IN_QUERY = re.compile(
     re.IGNORECASE,
 )
 _USER_IN_QUERY = re.compile(r"[?&;][^=&;]+=[^&;]*://[^/&;@]+@")
-"""A URL within the query, with a name in front of its host, as an endpoint of an object store may have it."""
+"""A URL in the query with a user before its host, such as the endpoint of an object store."""
 _MAX_BYTES = 1 << 16
 _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def hide_secrets(url: str) -> str:
-    """Return a URL with stars in the place of the passwords of its query."""
+    """Return a URL whose query has stars instead of passwords."""
     return _SECRET_IN_QUERY.sub(r"\1***", url)
 
 
 def is_reference(text: object) -> bool:
-    """Tell whether a value has the form of a reference; whether it leads anywhere is not looked at."""
+    """Return whether a value has the form of a reference; the reference is not resolved."""
     return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
 
 
 def is_import_path(text: str) -> bool:
-    """Tell whether a text has the form of an import path; whether it leads anywhere is not looked at."""
+    """Return whether text has the form of an import path; nothing is imported."""
     return _IMPORT_PATH.fullmatch(text) is not None
 
 
 def resolve_secret(reference: str) -> str:
-    """Follow a reference to its secret.
+    """Return the secret that a reference leads to; it is never empty.
 
     :param reference: ``env:NAME``, ``file:/absolute/path`` or ``module:callable``.
-    :returns: the secret; never empty.
-    :raises InvalidArgument: the text is no reference. It is not repeated in the message: it may be a secret.
-    :raises SecretNotFound: the reference leads nowhere, or to something that others may read.
+    :raises InvalidArgument: the text is not a reference. The message does not show it, because it may be a secret.
+    :raises SecretNotFound: the reference leads nowhere, or to a file that others may read.
     """
     if not is_reference(reference):
         raise InvalidArgument("a secret is named by env:NAME, file:/PATH or module:callable; found another text")
@@ -93,7 +91,7 @@ def _from_file(reference: str) -> str:
     path = reference.removeprefix("file:")
     try:
         with open(path, "rb") as file:
-            # asked of the open file, so that it is the one that is read
+            # checks the open file, which is certainly the one that is read
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise SecretNotFound(f"{reference} is not a regular file")
@@ -118,7 +116,7 @@ def _from_callable(reference: str) -> str:
     try:
         secret: object = found()
     except Exception as error:
-        # only its type: the text of an error that a vault raised may hold what was asked for
+        # only its type: the text of a vault's error may contain the secret
         raise SecretNotFound(f"{reference} raised {type(error).__name__}") from None
     returned(secret, reference, error=SecretNotFound)
     if not isinstance(secret, str):
@@ -127,17 +125,17 @@ def _from_callable(reference: str) -> str:
 
 
 def check_import_path(path: str, *, error: type[ExportQueueError], hint: str | None = None) -> None:
-    """Refuse what is no import path, wherever it may lead; see :func:`import_object`."""
+    """Check that text has the form of an import path; nothing is imported."""
     if not _IMPORT_PATH.fullmatch(path):
         raise error(f'{path!r}: expected an import path "module:name"', hint=hint)
 
 
 def import_object(path: str, *, error: type[ExportQueueError], hint: str | None = None) -> object:
-    """Find what an import path names.
+    """Import an object.
 
     :param path: ``package.module:name`` or ``package.module:name.attribute``.
-    :param error: the class of the error that is raised where the path leads nowhere.
-    :param hint: what that error advises; without one the hint of its class.
+    :param error: class of the error if the path leads nowhere.
+    :param hint: hint of that error; by default the hint of its class.
     """
     check_import_path(path, error=error, hint=hint)
     try:
@@ -148,7 +146,7 @@ def import_object(path: str, *, error: type[ExportQueueError], hint: str | None 
 
 
 def has_password(text: str) -> bool:
-    """Tell whether a text is a URL with a password in it."""
+    """Return whether text is a URL that contains a password."""
     _, mark, rest = text.partition("://")
     if not mark:
         return False
@@ -157,17 +155,14 @@ def has_password(text: str) -> bool:
     in_query = bool(_SECRET_IN_QUERY.search(text) or _USER_IN_QUERY.search(unquote(text)))
     if at:
         return bool(user.partition(":")[2]) or in_query
-    # a password with an unquoted slash: what looks like the port is none, and an @ follows later
+    # a password with an unquoted slash: the apparent port is not a number, and an @ follows
     port = host.partition(":")[2]
     broken = bool(port) and not port.isdigit() and not host.startswith("[") and "@" in rest
     return broken or in_query
 
 
 def check_sink_name(name: str) -> None:
-    """Check the name of a sink, which reports and errors show to everybody.
-
-    :raises InvalidArgument: it is no text, or one that is not to be shown.
-    """
+    """Check the name of a sink, which reports and errors show: it must be printable and contain no password."""
     check_text(name, what="the name of a sink")
     if has_password(name):
         raise InvalidArgument("the name of a sink: expected one without a password (what was found is not shown)")

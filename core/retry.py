@@ -1,4 +1,4 @@
-"""Trying again: which errors it may help against, how often, and how long the pauses in between are."""
+"""Retries: which errors are transient, how often to try, and how long to pause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether trying the same again may help; connections of foreign clients count too."""
+    """Return whether another attempt may succeed; errors of connections of other libraries are included."""
     if isinstance(error, ExportQueueError):
         return error.transient
     return isinstance(error, ConnectionError | TimeoutError) and raised_by_handler(error) is None
@@ -25,19 +25,19 @@ def is_transient(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How often a step is called, and how long the pauses between its calls are.
+    """How often a step is tried, and how long to pause between attempts.
 
-    Pauses double from ``first_pause`` to ``longest_pause`` and are spread by half of themselves to either side, so that
-    callers that failed together do not come back together. ``Retry()`` is for conflicts that pass,
-    ``Retry(attempts=None, seconds=60)`` for work that must get through, ``Retry(attempts=1)`` for none.
+    Pauses double from ``first_pause`` to ``longest_pause``. Each is randomized by half in both directions, so that
+    callers that failed together do not retry together. Use ``Retry()`` for short conflicts,
+    ``Retry(attempts=None, seconds=60)`` for work that must succeed, and ``Retry(attempts=1)`` for no retries.
 
-    :param attempts: calls in all; None for any number.
-    :param seconds: no call begins later than this after the first one; None for any time.
-    :param first_pause: seconds before the second call.
-    :param longest_pause: most seconds between two calls.
+    :param attempts: maximum number of attempts; None for no limit.
+    :param seconds: no attempt starts later than this after the first one; None for no limit.
+    :param first_pause: seconds before the second attempt.
+    :param longest_pause: maximum number of seconds between two attempts.
     :param sleep: waits for a number of seconds.
-    :param random: draws a number from 0 up to 1.
-    :param clock: tells seconds; only differences count.
+    :param random: returns a random number from 0 to 1.
+    :param clock: returns seconds; only differences are used.
     """
 
     attempts: int | None = 10
@@ -68,15 +68,15 @@ class Retry:
         check: Callable[[], None] | None = None,
         on_pause: Callable[[Exception], None] | None = None,
     ) -> Result:
-        """Call ``step`` until it returns, fails for good, or the bounds are reached; then its last error is raised.
+        """Call ``step`` until it returns. If it fails permanently or a limit is reached, raise its last error.
 
-        :param step: what is done; it must be safe to repeat.
-        :param worth_repeating: tells whether another call may help after an error.
-        :param check: called before each call; what it raises ends the matter.
-        :param on_pause: called with the error before the pause after a failed call.
-        :returns: what ``step`` returned.
+        :param step: the function to call; it must be safe to repeat.
+        :param worth_repeating: returns whether another attempt may succeed after an error.
+        :param check: called before each attempt; its errors are not retried.
+        :param on_pause: called with the error before the pause after a failed attempt.
+        :returns: the result of ``step``.
         """
-        # Own code, since a library's machinery would cost as much as the commit that it repeats.
+        # Not a library's code, whose overhead would cost as much as the commit that it repeats.
         begun = self.clock()
         for attempt in itertools.count(1):
             if check is not None:
@@ -95,10 +95,6 @@ class Retry:
         raise AssertionError("unreachable")
 
     def pause(self, attempt: int) -> float:
-        """Draw the pause after an attempt that failed.
-
-        :param attempt: its number, from 1.
-        :returns: seconds.
-        """
+        """Return a random pause in seconds after the failed attempt with this number, starting from 1."""
         pause = min(self.longest_pause, self.first_pause * 2.0 ** min(attempt - 1, 30))
         return pause * (0.5 + self.random())

@@ -19,25 +19,22 @@ __all__ = ["Observer", "Observers"]
 
 
 class Observers:
-    """The functions that this process calls, by column.
+    """The observers of this process, by column.
 
-    :param bind: makes a function's argument from its transaction.
-    :param random: spreads the work of several processes, and the waits of observers that failed.
+    :param bind: returns the first argument of an observer, for its transaction.
     """
 
-    def __init__(
-        self, database: Database, bind: Callable[[OpenTransaction], Any], *, random: random.Random | None = None
-    ) -> None:
+    def __init__(self, database: Database, bind: Callable[[OpenTransaction], Any]) -> None:
         self._database = database
         self._bind = bind
-        self._random = random or _random()
+        self._random = random.Random()
         self._known: dict[tuple[int, bytes], Observation] = {}
 
     def register(self, table: TableOptions, column: str | bytes, function: Observer, kind: str) -> None:
-        """Store that a column is observed, and call a function for it from now on; the same again changes nothing.
+        """Declare that a column is observed, and register its observer. Repeating this changes nothing.
 
-        :raises OptionsDiffer: the column is observed in the other kind.
-        :raises InvalidArgument: this process has another function for the column, or the table can have no such column.
+        :raises OptionsDiffer: the column is observed with the other kind.
+        :raises InvalidArgument: the column has another observer in this process, or its name is not allowed.
         """
         key, wanted = _column(table, column), _kind(kind)
         check_runs(function, "observer")
@@ -52,10 +49,10 @@ class Observers:
         self._known[table.number, key] = Observation(table, key, wanted, function)
 
     def declare(self, table: TableOptions, column: str | bytes, kind: str) -> None:
-        """Store that a column is observed, by this process or others; the same again changes nothing.
+        """Declare that a column is observed, without an observer. Repeating this changes nothing.
 
-        :raises InvalidArgument: the table can have no such column.
-        :raises OptionsDiffer: the column is observed in the other kind.
+        :raises InvalidArgument: the name of the column is not allowed.
+        :raises OptionsDiffer: the column is observed with the other kind.
         """
         self._declare(table, _column(table, column), _kind(kind))
 
@@ -71,10 +68,10 @@ class Observers:
     def process(
         self, *, limit: int | None = None, timeout: float | None = None, stop: Callable[[], bool] | None = None
     ) -> Processed:
-        """Call observers for the notifications that are due now; see :meth:`Store.process_notifications`."""
+        """Call observers for all notifications that are due; see :meth:`Store.process_notifications`."""
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidArgument(f"limit: expected a number of notifications from 1 on, found {limit!r}")
-        stop = checked(stop or _never, "stop")
+        stop = checked(stop or (lambda: False), "stop")
         if not self._known:
             raise InvalidArgument(
                 "no observer is registered in this process", hint="call store.observe(table, column, function) first"
@@ -85,16 +82,16 @@ class Observers:
         )
 
     def _follow(self) -> None:
-        """Observe the tables that have new numbers, since the store was restored or created anew."""
-        for place, one in list(self._known.items()):
+        """If the store was restored or created anew, observe the tables under their new numbers."""
+        for key, one in list(self._known.items()):
             table = one.table
             found = find_table(self._database, table.name) or add_table(self._database.begin(), table)
             if found.number != table.number:
-                del self._known[place]
+                del self._known[key]
                 self.register(found, one.column, one.function, one.kind)
 
     def failures(self, *, limit: int) -> list[ObserverFailure]:
-        """Read the failures of all processes whose notifications still wait."""
+        """Return the failures in all processes whose notifications are pending."""
         most = whole_number(limit, what="limit", least=1)
         with self._database.read() as work:
             return observer_failures(work, limit=most)
@@ -110,11 +107,3 @@ def _kind(kind: str) -> ObserverKind:
     except ValueError as error:
         known = [one.value for one in ObserverKind]
         raise InvalidArgument(f"kind: expected one of {known}, found {kind!r}") from error
-
-
-def _never() -> bool:
-    return False
-
-
-def _random() -> random.Random:
-    return random.Random()

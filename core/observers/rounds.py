@@ -1,4 +1,4 @@
-"""One round over the notifications that are due: their order, and the end of each."""
+"""One round over the notifications that are due."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from typing import Any
 
 from export_queue.core.callables import name_of, returned
 from export_queue.core.errors import CodecError, ConflictError
-from export_queue.core.observers.backoff import delay_ms
-from export_queue.core.observers.failures import describe
+from export_queue.core.observers.failures import delay_ms, describe
 from export_queue.core.store import AnySnapshot, Cell, Database, Snapshot, notification_key, queries
 from export_queue.core.tables import CellTypes, ObserverKind, TableOptions, cell_types
 from export_queue.core.transactions import OpenTransaction, take_snapshot
 
 PAGE = 256
-"""Notifications of one column that are read at once, and shuffled."""
+"""Number of notifications of one column that are read at once and shuffled."""
 MOST_COUNTED = 1_000
-"""The count of notifications that are left goes no further."""
+"""The remaining notifications are counted up to this number."""
 
 Observer = Callable[[Any, Any, Any], object]
-"""Called with a transaction, the row and the column, as a scan of the table gives them."""
+"""Called with a transaction, the row and the column, as a scan of the table returns them."""
 
 log = logging.getLogger("export_queue.observers")
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One column and the function that is called for it."""
+    """A column and its observer."""
 
     table: TableOptions
     column: bytes
@@ -45,27 +44,27 @@ class Observation:
 
     @property
     def name(self) -> str:
-        """Table and column for people."""
+        """Table and column, as shown in messages."""
         return f"{self.table.name}/{self.column.decode('utf-8', 'backslashreplace')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processed:
-    """The notifications of one round, counted by their ends."""
+    """The numbers of notifications in one round, by outcome."""
 
     done: int = 0
-    """Worked off by a transaction that has committed."""
+    """Processed by a transaction that has committed."""
     conflicted: int = 0
-    """Tried, and met another transaction; due again at once."""
+    """Conflicted with another transaction; due again at once."""
     failed: int = 0
     """The observer raised an error; due again later."""
     skipped: int = 0
-    """Worked off by others before the observer was called."""
+    """Processed by others before the observer was called."""
     left: int = 0
-    """Due when the round ended, counted as far as 1000; without those that wait because they failed."""
+    """Due when the round ended, counted up to 1000. Notifications that are delayed after a failure are not included."""
 
     def then(self, later: Processed) -> Processed:
-        """Add a later round."""
+        """Return the sum with a later round."""
         return Processed(
             done=self.done + later.done,
             conflicted=self.conflicted + later.conflicted,
@@ -76,8 +75,6 @@ class Processed:
 
 
 class _End(Enum):
-    """The end of one notification in a round."""
-
     DONE = "done"
     CONFLICTED = "conflicted"
     FAILED = "failed"
@@ -86,25 +83,24 @@ class _End(Enum):
 
 @dataclass(slots=True)
 class _Lane:
-    """How far one column has been gone through."""
+    """The progress of a round in one column."""
 
     observation: Observation
     after: queries.notifications.NotificationKey | None = None
     tried: set[bytes] = field(default_factory=set)
-    """Rows that were tried and still wait: each is tried once in a round."""
+    """Rows that were tried and are still pending: each is tried once in a round."""
 
 
 class Round:
-    """Goes through all notifications that were set before it began, oldest first, a page of each column in turn.
+    """Processes all notifications that were set before it began, oldest first, one page of each column in turn.
 
-    Several processes share the work without knowing of each other: each shuffles its page, looks before it
-    calls, and reads its page anew as soon as it meets another process's work. Of ``p`` notifications in a
-    page two processes then do about ``√p`` each between two meetings (the birthday paradox), so that little is
-    done in vain.
+    Several processes share the work without coordination. Each shuffles its page, checks a notification before it calls
+    the observer, and reads the page again when it meets another process's work. With ``p`` notifications in a page, two
+    processes do about ``√p`` each before they meet (the birthday paradox), so that little work is wasted.
 
-    :param limit: how many observers are called at most.
-    :param timeout: seconds that one observer's transaction may take.
-    :param stop: asked before each notification.
+    :param limit: maximum number of observers to call.
+    :param timeout: time-out of each observer's transaction in seconds.
+    :param stop: called before each notification; True ends the round.
     """
 
     def __init__(
@@ -126,9 +122,8 @@ class Round:
         self._ends: Counter[_End] = Counter()
 
     def run(self, observations: Sequence[Observation]) -> Processed:
-        """Do the round."""
-        # Notifications that are set meanwhile are not part of the round, so that it ends.
-        snapshot = take_snapshot(self._database)
+        """Run the round."""
+        snapshot = take_snapshot(self._database)  # later notifications are not included, so that the round ends
         lanes = deque(_Lane(one) for one in self._random.sample(observations, len(observations)))
         while lanes and not self._ended():
             lane = lanes.popleft()
@@ -142,7 +137,7 @@ class Round:
         return (self._limit is not None and called >= self._limit) or self._stop()
 
     def _page(self, lane: _Lane, snapshot: Snapshot) -> bool:
-        """Work off a page of one column; False if nothing is behind it."""
+        """Process a page of one column, and return whether there may be another one."""
         one = lane.observation
         with self._database.read() as work:
             page = queries.notifications.due(work, one.table.number, one.column, snapshot, after=lane.after, limit=PAGE)
@@ -184,7 +179,7 @@ class Round:
             result = one.function(self._bind(opened), types.decode_row(row), types.decode_column(one.column))
             returned(result, f"observer {name_of(one.function)}")
         except Exception as error:
-            return _End.FAILED, error  # a conflict too: it is not this transaction's
+            return _End.FAILED, error  # even if it is a conflict, which is not this transaction's
         try:
             opened.commit()
         except ConflictError:
@@ -224,7 +219,7 @@ class Round:
 
 
 def _shown(one: Observation, row: bytes) -> str:
-    """Show a row to people, also where its codec fails."""
+    """Return a row as text, even if its codec fails."""
     try:
         found = one.types.decode_row(row)
     except CodecError:

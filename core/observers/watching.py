@@ -1,4 +1,4 @@
-"""Noticing that notifications of a column await work, and that some came after what was noticed before."""
+"""Finds out whether notifications of a column are due, and whether some are new since the last time."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from export_queue.core.tables import as_key, cell_types
 RowInJson = int | str | dict[str, str]
 
 MOST_READ = 1_000
-"""Notifications that one look reads, the oldest ones: no more rows are listed or counted."""
+"""Number of notifications that one call reads, oldest first. No more rows are listed or counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRows:
-    """The rows of a column whose notifications are due; empty ones are false."""
+    """The rows of a column whose notifications are due; false if there are none."""
 
     rows: tuple[Any, ...]
-    """Those that wait longest, first, as ``table.get`` takes them; one that its codec does not decode is its bytes."""
+    """Rows as ``table.get`` accepts them, oldest notification first. If the codec fails, the row is its bytes."""
     more: int
-    """Further rows, as far as they were counted."""
+    """Number of further rows, as far as they were counted."""
     is_all: bool
-    """Whether every notification was read, so that no other row waits."""
+    """Whether every notification was read, so that there are no other rows."""
     in_json: tuple[RowInJson, ...] = field(repr=False)
-    """The same as ``rows``, as JSON has them."""
+    """The same rows as JSON values."""
 
     def __bool__(self) -> bool:
         return bool(self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object: rows of numbers are numbers, text is text, and others are ``{"base64": …}``.
+        """Return a JSON object. Rows are numbers, text, or ``{"base64": …}`` with the stored bytes.
 
-        Rows of ``bytes`` are text where they are UTF-8. An object in the place of a row has the bytes that are stored:
-        of a row with NUL, of one that its codec does not decode, and of all that JSON does not have.
+        Rows of ``bytes`` are text if they are UTF-8. Base64 is used for rows that contain NUL, that their codec does
+        not decode, or whose type JSON does not have.
         """
         return {"rows": list(self.in_json), "more": self.more, "is_all": self.is_all}
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSighting:
-    """The result of one look at a column's notifications."""
+    """The notifications of a column at one time."""
 
     waiting: WaitingRows
     has_news: bool
-    """Whether notifications wait that the earlier sighting did not see, or that were not due then."""
+    """Whether there are notifications that the earlier sighting did not see, or that were not due then."""
     snapshot: Snapshot
     at_ms: int
-    """The time of the look, by the store's clock."""
+    """The time by the store's clock, in milliseconds since the epoch."""
 
 
 def look(
@@ -63,15 +63,15 @@ def look(
     limit: int,
     since: ColumnSighting | None = None,
 ) -> ColumnSighting:
-    """Look at a column's notifications; none is consumed.
+    """Read a column's notifications without consuming them.
 
-    :param snapshot: taken just before.
-    :param limit: most rows to list.
+    :param snapshot: a snapshot that was taken just before.
+    :param limit: maximum number of rows to list.
     :param since: an earlier sighting of the same column.
-    :raises ColumnNotObserved: nobody has declared the column.
+    :raises ColumnNotObserved: the column has not been declared.
     """
     observed = _find(work, table, column)
-    # One time for all of the look: a wait that ends between two statements is news of this look or of the next one.
+    # One time for all statements, so that a delay that ends between two of them is reported by this call or the next.
     now_ms = work.now()
     number, key = observed.number, observed.column
     waiting = _read(work, observed, snapshot, now_ms=now_ms, limit=limit)
@@ -85,20 +85,13 @@ def look(
 
 
 def waiting_rows(work: Reading, table: str, column: str | bytes, snapshot: Snapshot, *, limit: int) -> WaitingRows:
-    """Read the rows of a column whose notifications are due in a snapshot.
-
-    :param limit: most rows to list.
-    :raises ColumnNotObserved: nobody has declared the column.
-    """
+    """Return the rows of a column whose notifications are due in a snapshot."""
     observed = _find(work, table, column)
     return _read(work, observed, snapshot, now_ms=work.now(), limit=limit)
 
 
 def check_limit(limit: Any) -> int:
-    """Check the most rows that a look lists, which may have been rendered to text.
-
-    :raises InvalidArgument: a look reads fewer notifications.
-    """
+    """Return a maximum number of rows, which may be text that a template rendered, or raise InvalidArgument."""
     number = whole_number(limit, what="limit", least=1)
     if number > MOST_READ:
         raise InvalidArgument(f"limit: expected at most {MOST_READ} rows, found {number}")
@@ -107,8 +100,6 @@ def check_limit(limit: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """A column that is observed."""
-
     table: str
     number: int
     row_codec: str
@@ -145,23 +136,21 @@ def _shown(key: bytes) -> str:
 
 
 def _decoded(observed: _Observed, stored: bytes) -> tuple[Any, RowInJson]:
-    """Decode a row, and put it into JSON."""
+    """Return a row as its decoded value and as a JSON value."""
     in_base64: RowInJson = {"base64": b64encode(stored).decode()}
     try:
         types = cell_types(observed.table, observed.row_codec, "bytes")
         row = types.decode_row(stored)
-    except Exception:  # whatever a codec of a user's own raises: the other rows are listed
+    except Exception:  # a user's codec may raise anything; the other rows are still listed
         return stored, in_base64
-    if types.has_plain_rows:
-        shown: Any = stored.decode("utf-8", "surrogateescape")  # what is no text becomes what JSON does not have
-    else:
-        shown = row
+    # bytes that are not UTF-8 become lone surrogates, which JSON does not have
+    shown: Any = stored.decode("utf-8", "surrogateescape") if types.has_plain_rows else row
     return row, shown if _is_in_json(shown) else in_base64
 
 
 def _is_in_json(row: Any) -> bool:
-    """Tell whether a row is a number or text that all places keep where JSON goes."""
+    """Return whether a row is a number or text that every reader of JSON preserves."""
     if type(row) is int:
         return -(1 << 63) <= row < 1 << 63
-    # PostgreSQL, which may hold Airflow's data, takes neither NUL nor halves of characters in JSON.
+    # PostgreSQL, which may hold Airflow's data, accepts neither NUL nor lone surrogates in JSON.
     return type(row) is str and "\0" not in row and not any("\ud800" <= char <= "\udfff" for char in row)

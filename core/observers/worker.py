@@ -1,4 +1,4 @@
-"""A process that does nothing but observe."""
+"""A process that only runs observers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from export_queue.core.observers.rounds import Processed
 from export_queue.core.retry import Retry
 
 LONGEST_PAUSE = 30.0
-"""Most seconds between two attempts to reach a store."""
+"""Maximum number of seconds between two attempts to reach a store."""
 
 log = logging.getLogger("export_queue.observers")
 
@@ -24,12 +24,12 @@ def work(
     poll: float,
     random: Random,
 ) -> Processed:
-    """Do round after round until told to stop; a store that cannot be reached is waited for.
+    """Run rounds until stopped. If the store cannot be reached, wait for it.
 
-    :param process: one round.
-    :param stopped: tells whether to end; a round in progress asks it too.
-    :param wait: waits some seconds, less when told to stop.
-    :param poll: seconds between two rounds when nothing is due, spread by half so that workers part.
+    :param process: runs one round.
+    :param stopped: returns whether to stop; a round in progress checks it too.
+    :param wait: waits for a number of seconds, or until stopped.
+    :param poll: seconds between two rounds if nothing is due, randomized by half so that workers spread out.
     :returns: the sum of all rounds; ``left`` is that of the last one.
     """
     pauses = Retry(first_pause=poll, longest_pause=max(poll, LONGEST_PAUSE), random=random.random)

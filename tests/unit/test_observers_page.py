@@ -8,7 +8,7 @@ from pathlib import Path
 
 from export_queue import WaitingRows
 from export_queue.core.observers import Processed
-from export_queue.core.observers.backoff import FIRST_MS, LONGEST_MS
+from export_queue.core.observers.failures import FIRST_MS, LONGEST_MS
 from export_queue.core.observers.rounds import MOST_COUNTED, PAGE
 from export_queue.core.observers.watching import MOST_READ
 from export_queue.core.observers.worker import LONGEST_PAUSE
