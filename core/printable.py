@@ -16,8 +16,10 @@ def printable(value: object) -> str:
 class PrintableLines(logging.Formatter):
     """Formats a log record as one printable line, followed by printable lines for its error."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: D102, N802
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Format the line."""
         return printable(super().formatMessage(record))
 
-    def formatException(self, ei: object) -> str:  # noqa: D102, N802
+    def formatException(self, ei: object) -> str:  # noqa: N802
+        """Format the error."""
         return "\n".join(map(printable, super().formatException(ei).split("\n")))  # type: ignore[arg-type]

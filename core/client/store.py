@@ -431,7 +431,17 @@ class Store:
     configure_queue = _method(stored.configure_queue)
     alter_queue = _method(stored.alter_queue)
     configure_table = _method(tables.configure_table)
-    subscribe = _method(stored.subscribe)
+
+    def subscribe(self, queue_id: str, name: str) -> Queue:
+        """Add a subscription. It receives entries committed from now on. An existing subscription is left unchanged.
+
+        :param queue_id: the queue.
+        :param name: name of the subscription; its id is ``queue_id/name``, such as ``airports/search``.
+        :returns: the subscription. It is empty until its :meth:`first_load` has been made.
+        :raises EntriesWait: it would be the first subscription, and the queue has pending entries.
+        :raises QueueBusy: transactions that add to the queue were in progress for ten seconds.
+        """
+        return stored.subscribe(self._checked, queue_id, name)
 
     def unsubscribe(
         self, queue_id: str, name: str, *, discard: bool = False, who: str | None = None

@@ -74,9 +74,10 @@ class PooledSession(Session):
         self._slow_seconds = slow_seconds
         self._limit = None if database.dialect.server is None else database.dialect.server.limit
 
-    def call(  # noqa: D102
+    def call(
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
     ) -> Answer:
+        """Run one step."""
         if not self._turn.acquire(blocking=False):
             raise _used_twice()
         begun = time.monotonic()
@@ -134,9 +135,10 @@ class BoundSession(Session):
             database.identity = None  # the store may have been created anew; the next transaction checks it again
             raise InvalidArgument(f"connection: expected one to store {store_id}, found one to store {found}")
 
-    def call(  # noqa: D102
+    def call(
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
     ) -> Answer:
+        """Run one step."""
         with self.turn(), self._database.translated(), self._plainly():
             return step(self._raw, *plain, **named)
 
