@@ -29,7 +29,7 @@ from export_queue import (
     StoreUnavailable,
     TransactionContext,
 )
-from export_queue.core.observers import Processed, backoff, rounds
+from export_queue.core.observers import Processed, failures, rounds
 from export_queue.core.queue import read_entries
 from export_queue.core.store import schema
 from export_queue.core.tables import ObservedColumns
@@ -570,7 +570,7 @@ def result(store: Store, row: str) -> bytes | None:
 def test_a_failing_observer_waits_while_others_go_on_and_recovers(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_MS", 20_000)  # no wait ends while the test looks
+    monkeypatch.setattr(failures, "FIRST_MS", 20_000)  # no wait ends while the test looks
     observer = Sick(b"b")
     store.observe("t", "n", observer)
     for row in "abc":
@@ -635,7 +635,7 @@ def test_an_observer_that_failed_while_the_clock_was_ahead_is_called_when_it_is_
 
 def test_a_failing_column_does_not_hold_others_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "PAGE", 4)
-    monkeypatch.setattr(backoff, "FIRST_MS", 120_000)  # none is due again before the test is over
+    monkeypatch.setattr(failures, "FIRST_MS", 120_000)  # none is due again before the test is over
     healthy = Calls()
     store.observe("t", "n", Sick(*[b"%02d" % i for i in range(20)]))
     store.observe("t", "m", healthy)
