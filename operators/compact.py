@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 class ExportQueueCompactOperator(CompactTask):
-    """Merge small segments and settled rows of a queue, in the worker itself.
+    """Merge small segments and settled rows of a queue, in the Airflow worker.
 
-    :class:`~export_queue.operators.compact_task.CompactTask` has its other arguments, and the meaning of success;
-    :class:`~export_queue.operators.spark_compact.ExportQueueSparkCompactOperator` merges on Spark.
+    For the other arguments, and for what success means, see
+    :class:`~export_queue.operators.compact_task.CompactTask`. To merge on Spark, use
+    :class:`~export_queue.operators.spark_compact.ExportQueueSparkCompactOperator`.
 
-    :param older_layouts: instead, move all that waits in the buckets that the queue had before into its current ones;
-        what says which segments are worth it is left out then.
+    :param older_layouts: instead, move all pending entries from the buckets that the queue had before to its current
+        buckets; the arguments that select segments are ignored.
     """
 
     ui_color = "#efe8f7"
@@ -63,7 +64,7 @@ class ExportQueueCompactOperator(CompactTask):
         return self.told(report)
 
     def on_kill(self) -> None:
-        """Stop, and give the locks back; what was published stays so, and nothing else has changed.
+        """Stop and release the locks. What was published stays published; nothing else has changed.
 
         Airflow calls this from a signal handler, in the thread that merges.
         """

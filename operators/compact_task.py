@@ -1,4 +1,4 @@
-"""The common part of the operators that merge small segments: their arguments, and what these make worth it."""
+"""The common part of the operators that merge small segments: their arguments."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 class CompactTask(RenderedTask):
     """A task that merges small segments and settled rows of a queue, while others add, load and drain.
 
-    It takes what nobody works on, never waits, and gives way to drains: units that it had to leave are merged by the
-    next run. Success does not say that anything was merged; the report does.
+    It merges what nobody else holds, never waits, and gives way to drains. The next run merges units that it had to
+    leave. The task succeeds even if nothing was merged; see its report.
 
     :param queue_id: the queue, or a subscription. (templated)
-    :param dry_run: only say what would be merged.
-    :param small_bytes: a segment with fewer bytes of keys and values is small; others stay as they are. (templated)
-    :param least: so many small segments of a unit, its rows counting as one, are worth it. (templated)
-    :param age_seconds: younger segments are left alone. (templated)
+    :param dry_run: only report what would be merged.
+    :param small_bytes: a segment with fewer bytes of keys and values is small; larger ones are not merged. (templated)
+    :param least: minimum number of small segments of a unit, whose rows count as one. (templated)
+    :param age_seconds: minimum age of the segments that are merged. (templated)
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
@@ -57,7 +57,7 @@ class CompactTask(RenderedTask):
         self.export_queue_conn_id = export_queue_conn_id
 
     def wanted(self) -> Candidates:
-        """Read the rendered arguments, and return what is worth it.
+        """Read the rendered arguments, and return which segments to merge.
 
         :raises InvalidArgument: an argument is not allowed.
         """

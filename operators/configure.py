@@ -16,23 +16,24 @@ if TYPE_CHECKING:
 
 
 class ExportQueueConfigureOperator(RenderedTask):
-    """Create an export queue with its subscriptions, and the store where there is none; again changes nothing.
+    """Create an export queue with its subscriptions, and the store if it does not exist. A repetition changes nothing.
 
-    A queue or a table that exists with other options is an error that lists the differences.
+    If a queue or a table exists with other options, the task fails and lists the differences.
 
     :param queue_id: the queue: 1 to 64 of ``a-z 0-9 _ . -``. (templated)
-    :param buckets: number of buckets that keys are spread over. (templated)
-    :param buckets_per_range: buckets per unit of work and locking; a tenth of the buckets. (templated)
+    :param buckets: number of buckets that keys are distributed over. (templated)
+    :param buckets_per_range: buckets per unit of work and locking; by default a tenth of the buckets. (templated)
     :param key: codec of keys: ``str``, ``int``, ``bytes`` or an import path. (templated)
     :param value: codec of values: ``json``, ``str``, ``int``, ``bytes`` or an import path. (templated)
-    :param max_value_bytes: the largest value that the queue takes. (templated)
-    :param exclusive: whether adding a key conflicts with concurrent transactions that add it, too.
+    :param max_value_bytes: size of the largest value that the queue accepts. (templated)
+    :param exclusive: whether two concurrent transactions that add the same key conflict.
     :param coalesce: ``latest`` lets compactions keep only the latest entry of each key; None keeps all. (templated)
-    :param subscriptions: names of the queue's readers, each of which gets every entry; none by default. (templated)
+    :param subscriptions: names of the queue's subscriptions, each of which receives every entry; by default none.
+        (templated)
     :param tables: tables that the transactions write, with the options of ``Store.configure_table``:
         ``{"airports": {"row": "str", "value": "json"}}``. (templated)
-    :param create_store: create the store where there is none, which needs the right to create tables; False leaves
-        this to ``export-queue init``.
+    :param create_store: create the store if it does not exist, which needs the right to create tables; if False, run
+        ``export-queue init``.
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
@@ -119,7 +120,7 @@ _TABLE_READERS: Mapping[str, Reader] = {"conflict": text, "ttl": seconds, "row":
 
 
 def _table_options(name: str, options: Any) -> dict[str, Any]:
-    """Read the options of one table, whose values templates may have rendered, too."""
+    """Read the options of one table; their values may come from templates."""
     where = f"tables[{name!r}]"
     found = mapping(options, what=where) or {}
     if unknown := sorted(found.keys() - _TABLE_READERS.keys()):

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class ExportQueueDrainOperator(DrainTask):
-    """Drain a queue into a sink, in the worker itself.
+    """Drain a queue into a sink, in the Airflow worker.
 
-    It suits queues of up to some hundred thousand entries; above that,
-    :class:`~export_queue.operators.spark_drain.ExportQueueSparkDrainOperator` does the same on Spark.
-    :class:`~export_queue.operators.drain_task.DrainTask` has its arguments, and the meaning of success.
+    Use it for up to some hundred thousand entries. For more, use
+    :class:`~export_queue.operators.spark_drain.ExportQueueSparkDrainOperator`. For the arguments, and for what success
+    means, see :class:`~export_queue.operators.drain_task.DrainTask`.
     """
 
     ui_color = "#d9edf7"
@@ -45,14 +45,14 @@ class ExportQueueDrainOperator(DrainTask):
             with open_store(self._store) as store, environment(sink.variables):
                 self._drains_in = threading.get_ident()
                 try:
-                    report = drain_as_requested(store, sink.spec, request, on_progress=self._go_on)
+                    report = drain_as_requested(store, sink.spec, request, on_progress=self._check_killed)
                 finally:
                     self._drains_in = None
         self.log.info("%s", report.line())
         return report.to_dict()
 
     def on_kill(self) -> None:
-        """Stop where the drain is, and give its leases back; what was acknowledged stays removed.
+        """Stop the drain and release its leases. Acknowledged entries stay removed.
 
         Airflow calls this from a signal handler, in the thread that drains.
         """
@@ -61,6 +61,6 @@ class ExportQueueDrainOperator(DrainTask):
         if self._drains_in == threading.get_ident():
             raise AirflowTaskTerminated(f"task {self.task_id} was told to stop")
 
-    def _go_on(self, *_: Any) -> None:
+    def _check_killed(self, *_: Any) -> None:
         if self._is_killed:
             raise AirflowException(f"task {self.task_id} was told to stop")

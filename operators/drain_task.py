@@ -1,4 +1,4 @@
-"""The common part of the operators that drain a queue: their arguments, and the request that these make."""
+"""The common part of the operators that drain a queue: their arguments, and the request made from these."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPTIONS = ("exporter", "ranges", "if_locked", "lock_timeout", "time_limit", "on
 
 
 def _sink(value: Any, *, what: str) -> Any:
-    """Read a sink: a description as it is, its JSON, or an import path."""
+    """Read a sink: a description, its JSON text, or an import path."""
     found = given(value)
     if isinstance(found, str) and not found.lstrip().startswith("{"):
         return text(found, what=what)
@@ -40,29 +40,29 @@ def _sink(value: Any, *, what: str) -> Any:
 class DrainTask(RenderedTask):
     """A task that drains a queue into a sink.
 
-    Success means: every entry of the ranges that was committed before the drain started is in the sink or is a dead
-    letter.
+    Success means that every entry of the ranges that was committed before the drain started is in the sink or is a
+    dead letter.
 
     :param queue_id: the queue. (templated)
-    :param sink_conn_id: connection of the sink, whose type tells the kind of sink: ``redis``, ``elasticsearch``,
+    :param sink_conn_id: connection of the sink, whose type selects the kind of sink: ``redis``, ``elasticsearch``,
         ``postgres``, ``mysql`` or ``sqlite``. (templated)
-    :param sink_options: options that the connection does not give, such as ``{"key": "customer:$id"}``. The first
-        drain stores those that decide which record is written. A later one takes what it leaves out from there, and is
-        refused with other values. (templated)
-    :param sink: instead of ``sink_conn_id``: a sink's description, or the import path ``module:factory`` of a sink of
-        your own. (templated)
+    :param sink_options: options that the connection does not have, such as ``{"key": "customer:$id"}``. The first
+        drain stores those that decide which record is written. Later drains use the stored ones for options that they
+        omit, and are refused with other values. (templated)
+    :param sink: instead of ``sink_conn_id``: the description of a sink, or the import path ``module:factory`` of your
+        own sink. (templated)
     :param exporter: import path ``module:name`` of the function that turns entries into puts and deletes; by default
-        the one that the queue was drained with before, else the key is the record's id and the value its document.
-        (templated)
-    :param ranges: ranges of buckets, ``[[0, 101], …]``; None for all that have work. (templated)
-    :param if_locked: what to do about a range that others hold, whole or in part: ``wait`` for it, ``skip`` it, or
+        the exporter that the queue was drained with before. Without any, the key is the record's id and the value its
+        document. (templated)
+    :param ranges: ranges of buckets, ``[[0, 101], …]``; None for all. (templated)
+    :param if_locked: what to do about a range that others hold, wholly or partly: ``wait`` for it, ``skip`` it, or
         ``fail``. (templated)
     :param lock_timeout: seconds to wait for such ranges.
-    :param time_limit: seconds after which the drain ends in order, with an error for which Airflow retries the task;
-        what was brought until then stays brought. None for any time. (templated)
-    :param on_error: what becomes of an entry that the exporter or the sink rejects: ``dead_letter`` sets it aside,
-        ``fail`` stops the drain. (templated)
-    :param max_dead: most entries that may be set aside. (templated)
+    :param time_limit: seconds after which the drain ends in order, with an error after which Airflow retries the task.
+        Entries that were delivered stay delivered. None for no limit. (templated)
+    :param on_error: what to do with an entry that the exporter or the sink rejects: ``dead_letter`` turns it into a
+        dead letter, ``fail`` stops the drain. (templated)
+    :param max_dead: maximum number of dead letters; one more stops the drain. (templated)
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
@@ -81,9 +81,9 @@ class DrainTask(RenderedTask):
     }
     template_fields: Collection[str] = tuple(readers)
     _store: Described[StoreSpec] | None = None
-    """The store that the drain claims in, once it does."""
+    """The store, once the drain works."""
     _owner: Owner | None = None
-    """This attempt of the task, once it works."""
+    """This attempt of the task, once the drain works."""
 
     template_fields_renderers: ClassVar[dict[str, str]] = {"sink_options": "json", "sink": "json", "ranges": "json"}
 
@@ -123,10 +123,10 @@ class DrainTask(RenderedTask):
         return resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
 
     def request(self, task: str, *, sink_name: str) -> DrainRequest:
-        """Make the request of one attempt from the rendered arguments.
+        """Create the request of one attempt from the rendered arguments.
 
-        :param task: name of the task; a later attempt of it takes over the leases of an earlier one.
-        :param sink_name: name of the sink, to which the queue is bound.
+        :param task: name of the task; a later attempt takes over the leases of an earlier one.
+        :param sink_name: name of the sink that the queue is bound to.
         :raises InvalidArgument: an argument is not allowed.
         """
         from export_queue.core.drain import DrainRequest
@@ -139,6 +139,6 @@ class DrainTask(RenderedTask):
         )
 
     def take_leases_away(self) -> None:
-        """Revoke this attempt and what it has submitted, so that others may have its ranges at once."""
+        """Revoke this attempt and its submissions, so that others can claim its ranges at once."""
         if self._store is not None and self._owner is not None:
             take_locks_away(self._store, self._owner, log=self.log)

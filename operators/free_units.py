@@ -1,4 +1,4 @@
-"""The units of a queue that a drain still has to bring, and waiting for those that others hold."""
+"""The units that a drain on Spark still has to deliver, and waiting for those that others hold."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("export_queue.drain")
 
 LOOK_SECONDS = 0.5
-"""Between two looks at units that others hold."""
+"""Time between two checks of the units that others hold."""
 TELL_SECONDS = 30.0
-"""Between two lines of the log about them."""
+"""Time between two log lines about them."""
 sleep = time.sleep
 
 
 @dataclass(slots=True)
 class OpenUnits:
-    """What is left of a drain's promise: units with entries that were committed before it began.
+    """The units that are left of a drain's promise: those with entries that were committed before it began.
 
     :param store: an open store.
     :param queue: the queue.
     :param request: parameters of the drain.
-    :param deadline: when the drain ends at the latest, over all its submissions.
-    :param promised: decides which entries must be brought.
-    :param asked: units that were asked for.
+    :param deadline: when the drain must end, including all its submissions.
+    :param promised: decides which entries must be delivered.
+    :param asked: the requested units.
     """
 
     store: Store
@@ -45,33 +45,35 @@ class OpenUnits:
     promised: Snapshot
     asked: Sequence[Range]
     left: list[Range] = field(default_factory=list)
-    """Units for which the promise is not kept yet."""
+    """Units that are not yet drained."""
     submissions: int = 0
-    """How many this drain has made."""
+    """Number of submissions so far."""
     to_revoke: list[Range] = field(default_factory=list)
-    """Units that holders of lower priority have kept for too long: the next submission revokes their locks."""
+    """Units that holders of lower priority held too long: the next submission revokes their locks."""
 
     @classmethod
     def of(cls, store: Store, request: DrainRequest) -> Self:
         """Begin a drain.
 
         :raises UnknownQueue: the store has no such queue.
-        :raises HasSubscriptions: they have its entries; the error names them.
+        :raises HasSubscriptions: its entries are in its subscriptions; the error names them.
         :raises SinkBindingError: the queue drains into another sink.
-        :raises InvalidArgument: the ranges are no units.
+        :raises InvalidArgument: the ranges are not units.
         """
         from export_queue.core.drain import Deadline, warn_of_closed
         from export_queue.core.queue import bind_sink, find_reader, units_asked_for
         from export_queue.core.transactions import take_snapshot
 
         deadline = Deadline.after(request.time_limit)
-        promised = take_snapshot(store.database)  # before the queue: what it sees lies in layouts that are known then
+        promised = take_snapshot(
+            store.database
+        )  # before the queue is read, so that all its entries are in known layouts
         with store.database.read() as work:
             queue = find_reader(work, request.queue_id)
             left, closed = units_asked_for(work, queue, request.ranges)
         warn_of_closed(queue, closed)
         if queue.sink is not None:
-            # Another sink than the bound one is refused here, in a second, and not by the driver after many.
+            # a wrong sink is refused here within a second, instead of by the driver after many
             with store.database.begin() as work:
                 bind_sink(work, queue, request.sink_name)
         return cls(store, queue, request, deadline, promised, [*closed, *left], left)
@@ -82,28 +84,28 @@ class OpenUnits:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let the store forget this attempt, if it has ended in order; a revoked one stays known."""
+        """Let the store forget this attempt if it ended in order; a revoked attempt stays known."""
         from export_queue.core.locks import end_attempt
 
         with contextlib.suppress(Exception), self.store.database.begin() as work:
             end_attempt(work, self.request.owner)
 
-    def wait(self, go_on: Callable[[], None]) -> bool:
-        """Wait until some of what is left is free, and take over from older tries of this task.
+    def wait(self, check: Callable[[], None]) -> bool:
+        """Wait until some of the units are free, and take over from older attempts of this task.
 
-        :param go_on: called between two looks; may raise to stop.
-        :returns: False if nothing is left to do: all is drained, by others too, or is to be skipped.
-        :raises LockNotAvailable: others hold units, and the request does not let the drain wait, or not for so long.
+        :param check: called between two checks; may raise to stop.
+        :returns: False if nothing is left to do: everything is drained, also by others, or is to be skipped.
+        :raises LockNotAvailable: others hold units, and the request does not allow to wait, or not this long.
         :raises DrainTimedOut: the time limit of the drain has passed.
-        :raises LeaseLost: this attempt was revoked, or a newer one has begun.
+        :raises LeaseLost: this attempt was revoked, or a newer attempt has begun.
         """
         from export_queue.core.locks import begin_attempt, check_attempt, not_available
 
         request, begun, told = self.request, time.monotonic(), float("-inf")
-        held = self._look()
+        held = self._check_units()
         if not self.left:
             return False
-        # Before the driver begins: so that it takes over from older ones, and can be stopped from the start.
+        # before the driver begins, so that it takes over from older attempts and can be revoked from the start
         begin_attempt(self.store.database, self.queue, request.owner)
         while True:
             self.deadline.check()
@@ -121,13 +123,13 @@ class OpenUnits:
                 told = time.monotonic()
                 shown = ", ".join(f"{unit} by {task}" for unit, task in sorted(held.items())[:3])
                 log.info("%s → %s: waiting for %s; nothing is submitted", self.queue.id, request.sink_name, shown)
-            go_on()
+            check()
             sleep(min(LOOK_SECONDS, self.deadline.left()))
             check_attempt(self.store.database, request.owner)
-            held = self._look()
+            held = self._check_units()
 
     def next_request(self) -> DrainRequest:
-        """Make the request of the next submission, which leaves alone what others hold.
+        """Return the request of the next submission, which skips what others hold.
 
         :raises DrainTimedOut: the time limit of the drain has passed.
         """
@@ -144,10 +146,10 @@ class OpenUnits:
         self.submissions, self.to_revoke = self.submissions + 1, []
         return request
 
-    def _look(self) -> dict[Range, str]:
-        """Find what is left, and which of it others hold; an older try of this task does not stand against it.
+    def _check_units(self) -> dict[Range, str]:
+        """Find what is left, and return which of it other tasks hold.
 
-        A unit of which a compaction holds some is submitted once, for the rest of it; then it is held like others.
+        A unit that a compaction holds partly is submitted once, for its free part; after that it counts as held.
         """
         from export_queue.core.locks import claimable
         from export_queue.core.queue import waiting_ranges
@@ -156,7 +158,7 @@ class OpenUnits:
             return {}
         with self.store.database.read() as work:
             if self.request.ranges is None:
-                self._look_again(work)
+                self._find_units_again(work)
             else:
                 self.left = waiting_ranges(work, self.queue, self.promised, self.left)
         held = {unit: task for unit, task, _ in self._holders()}
@@ -166,8 +168,8 @@ class OpenUnits:
             free = claimable(work, self.queue, sorted(held), self.promised, owner=self.request.owner)
         return {unit: task for unit, task in held.items() if unit not in free}
 
-    def _look_again(self, work: Reading) -> None:
-        """Find what is left where all was asked for: it may have been rewritten into units of a later layout."""
+    def _find_units_again(self, work: Reading) -> None:
+        """Find what is left if all units were requested: entries may have moved to units of a newer layout."""
         from export_queue.core.queue import read_again, waiting_ranges
 
         queue = read_again(work, self.queue)
@@ -176,7 +178,7 @@ class OpenUnits:
         self.asked = [*self.asked, *(unit for unit in self.left if unit not in self.asked)]
 
     def _held_by_lower_ones(self) -> list[Range]:
-        """Find the units all of whose holders have a lower priority than drains."""
+        """Return the units whose holders all have a lower priority than drains."""
         from export_queue.core.locks import DRAIN_PRIORITY
 
         found = self._holders()
@@ -184,7 +186,7 @@ class OpenUnits:
         return sorted({unit for unit, _, _ in found} - kept)
 
     def _holders(self) -> list[tuple[Range, str, int]]:
-        """Read which of the units that are left others hold, with task and priority."""
+        """Return the remaining units that other tasks hold, with task and priority."""
         from export_queue.core.locks import holders
 
         with self.store.database.read() as work:
@@ -192,7 +194,7 @@ class OpenUnits:
         return [(one.range, one.owner.task, one.priority) for one in found if one.owner.task != self.request.owner.task]
 
     def report(self, parts: Sequence[DrainReport]) -> DrainReport:
-        """Put the report of the whole drain together.
+        """Return the report of the whole drain.
 
         :param parts: reports of its submissions.
         """

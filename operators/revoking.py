@@ -1,4 +1,4 @@
-"""Taking the locks of an attempt away, when Airflow tells its task to stop."""
+"""Revoking the locks of an attempt when Airflow tells its task to stop."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from export_queue.core.store import StoreSpec
 
 _SECONDS = 2.0
-"""Airflow kills a task for good 5 seconds after it has asked it to end."""
+"""Airflow kills a task 5 seconds after it has asked the task to end."""
 
 
 def take_locks_away(store: Described[StoreSpec], owner: Owner, *, log: Logger) -> None:
-    """Revoke an attempt and what it has submitted, so that others may have its ranges at once.
+    """Revoke an attempt and its submissions, so that others can claim its ranges at once.
 
-    It is called from a signal handler, which may have interrupted anything: a thread with a connection of its own
-    does the work, and is waited for no longer than there is time. The leases expire anyway.
+    This is called from a signal handler, which may have interrupted anything. Therefore a thread with its own
+    connection does the work, for which this waits a limited time. The leases expire anyway.
     """
     thread = threading.Thread(target=_revoke, args=(store, owner, log), daemon=True)
     thread.start()
@@ -35,4 +35,4 @@ def _revoke(described: Described[StoreSpec], owner: Owner, log: Logger) -> None:
         with open_store(described) as store:
             revoke(store.database, owner.task, attempt=owner.attempt)
     except Exception:
-        log.exception("The leases of task %s could not be taken away", owner.task)
+        log.exception("The leases of task %s could not be revoked", owner.task)

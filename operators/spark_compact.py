@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
     """Merge small segments and settled rows of a queue on Spark: its tasks read and write, the driver publishes.
 
-    The worker looks first: where nothing is worth it, nothing is submitted.
-    :class:`~export_queue.operators.compact_task.CompactTask` has its arguments, and the meaning of success.
+    The worker checks first: if there is nothing to merge, nothing is submitted. For the arguments, and for what success
+    means, see :class:`~export_queue.operators.compact_task.CompactTask`.
 
-    :param kwargs: arguments of :class:`~export_queue.operators.spark_submission.SparkSubmission`, which says where and
-        how Spark is started, and of ``SparkSubmitOperator``.
+    :param kwargs: arguments of :class:`~export_queue.operators.spark_submission.SparkSubmission`, for where and how
+        Spark starts, and of ``SparkSubmitOperator``.
     """
 
     readers: ClassVar[Mapping[str, Reader]] = {**SparkSubmission.readers, **CompactTask.readers}
@@ -46,7 +46,7 @@ class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
     _owner: Owner | None = None
 
     def __init__(self, *, name: str = "export-queue-compact", durable: bool = False, **kwargs: Any) -> None:
-        # durable=True would take up an earlier submission, whose locks a new attempt takes over.
+        # durable=True would resume an earlier submission, whose locks this attempt takes over
         super().__init__(name=name, durable=durable, **kwargs)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]

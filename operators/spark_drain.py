@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 
 class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
-    """Drain a queue into a sink on Spark: one submission, whose tasks share out what waits in all ranges.
+    """Drain a queue into a sink on Spark: one submission, whose tasks share the pending entries of all ranges.
 
-    Where nothing waits, nothing is submitted; while others hold all that waits, the task waits for them before it
-    submits. To spread a drain over several submissions, map the operator over
-    groups of ranges: ``ExportQueueSparkDrainOperator.partial(…).expand(ranges=sensor.output)`` with an
+    If nothing is pending, nothing is submitted. If others hold everything that is pending, the task waits for them
+    before it submits. To distribute a drain over several submissions, map the operator over groups of ranges:
+    ``ExportQueueSparkDrainOperator.partial(…).expand(ranges=sensor.output)`` with an
     :class:`~export_queue.sensors.ExportQueueSensor` that has ``groups=N``.
 
-    Passwords reach the driver through the environment of ``spark-submit``; they are in no argument, no configuration,
-    no rendered field and no log. In cluster modes, which do not pass the environment on, give references to what the
-    cluster mounts: ``store_secret`` and ``sink_secrets``.
+    The driver receives passwords through the environment of ``spark-submit``. They are in no argument, configuration,
+    rendered field or log. Cluster modes do not pass the environment on: give references to what the cluster mounts,
+    ``store_secret`` and ``sink_secrets``.
 
-    :class:`~export_queue.operators.drain_task.DrainTask` has the arguments of every drain, and the meaning of success.
-    Spark's Python must be able to import the exporter.
+    For the arguments of every drain, and for what success means, see
+    :class:`~export_queue.operators.drain_task.DrainTask`. Spark's Python must be able to import the exporter.
 
-    :param max_parallel: most tasks that drain at once; by default Spark's cores decide. (templated)
+    :param max_parallel: maximum number of tasks that drain at once; by default Spark's cores decide. (templated)
     :param sink_secrets: references to the sink's secrets where Spark runs, by option:
         ``{"password": "file:/run/secrets/redis"}``.
-    :param kwargs: arguments of :class:`~export_queue.operators.spark_submission.SparkSubmission`, which says where and
-        how Spark is started, and of ``SparkSubmitOperator``.
+    :param kwargs: arguments of :class:`~export_queue.operators.spark_submission.SparkSubmission`, for where and how
+        Spark starts, and of ``SparkSubmitOperator``.
     """
 
     readers: ClassVar[Mapping[str, Reader]] = {
@@ -64,7 +64,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         durable: bool = False,
         **kwargs: Any,
     ) -> None:
-        # durable=True would take up an earlier submission, whose entries are gone from the queue anyway.
+        # durable=True would resume an earlier submission, whose entries have left the queue
         super().__init__(name=name, durable=durable, **kwargs)
         self.max_parallel: Any = max_parallel
         self.sink_secrets = dict(sink_secrets or {})
@@ -82,14 +82,14 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         return report.to_dict()
 
     def on_kill(self) -> None:
-        """Kill the submission and take its leases away, so that a driver that outlives it changes nothing."""
+        """Kill the submission and revoke its leases, so that a surviving driver cannot change anything."""
         self._is_killed = True
-        self.take_leases_away()  # at once: to kill a job on a cluster may take longer than there is time
+        self.take_leases_away()  # at once: killing a job on a cluster may take longer than Airflow allows
         if self._hook is not None:
             try:
                 super().on_kill()
             finally:
-                self.take_leases_away()  # those that the driver has claimed meanwhile
+                self.take_leases_away()  # those that the driver claimed meanwhile
 
     def _drain(self, context: Context) -> DrainReport:
         from export_queue.core.spark import DrainArguments, describe_drain
@@ -107,8 +107,8 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         reports: list[DrainReport] = []
         self._owner = request.owner
         with open_store(self._store) as store, OpenUnits.of(store, request) as units:
-            while units.wait(self._go_on):
-                # One submission takes what is free; for the rest this task waits, and holds no executor meanwhile.
+            while units.wait(self._check_killed):
+                # one submission drains what is free; this task waits for the rest without holding an executor
                 arguments = DrainArguments(
                     store=store_spec,
                     sink=spec,
@@ -128,7 +128,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                 reports.append(report)
         return units.report(reports)
 
-    def _go_on(self) -> None:
+    def _check_killed(self) -> None:
         if self._is_killed:
             raise AirflowTaskTerminated(f"task {self.task_id} was told to stop")
 
@@ -139,7 +139,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         try:
             super().execute(context)
         except Exception:
-            # The driver knows better than its exit code what went wrong, if it came to say so.
+            # the driver's report says more than its exit status, if there is one
             if not store.reports(drain_id=drain_id):
                 raise
 

@@ -1,4 +1,4 @@
-"""Finds what a submission needs on the worker: Spark, its Python, Java."""
+"""Finding what a submission needs on the worker: Spark, its Python, Java."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECTION = "export_queue"
 
 
 class SparkNotFound(ConfigurationError):
-    """The worker has no Spark, or no Java, where it was looked for."""
+    """The worker has no Spark or no Java in the searched location."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class SparkPrograms:
     """The Python that has PySpark, if Spark came with one."""
 
     def has_spark_env(self, variables: Mapping[str, str]) -> bool:
-        """Tell whether Spark reads further variables from a file of its own."""
+        """Return whether Spark reads further variables from ``spark-env.sh``."""
         folder = variables.get("SPARK_CONF_DIR") or Path(self.submit).resolve().parent.parent / "conf"
         return (Path(folder) / "spark-env.sh").is_file()
 
 
 def configured_spark_home() -> str:
-    """Read the option ``spark_home`` of Airflow's configuration section ``export_queue``."""
+    """Return the option ``spark_home`` of Airflow's configuration section ``export_queue``."""
     from airflow.sdk import conf
 
     return str(conf.get(SECTION, "spark_home", fallback="") or "").strip()
@@ -46,7 +46,7 @@ def find_spark(home: str | None, *, binary: str | None, path: str | None = None)
         on the PATH.
     :param binary: name or path of the program instead of ``spark-submit``.
     :param path: the PATH to search; by default this process's.
-    :raises SparkNotFound: it is not there.
+    :raises SparkNotFound: it does not exist.
     """
     if binary and Path(binary).is_absolute():
         return _programs(Path(binary), found_in=f"spark_binary={binary!r}")
@@ -72,8 +72,8 @@ def _programs(submit: Path, *, found_in: str) -> SparkPrograms:
 def find_java(variables: Mapping[str, str]) -> str:
     """Find the Java that ``spark-submit`` will start.
 
-    :param variables: the environment that it gets.
-    :raises SparkNotFound: there is none; said before anything is submitted.
+    :param variables: its environment.
+    :raises SparkNotFound: there is no Java.
     """
     if home := variables.get("JAVA_HOME"):
         program = Path(home) / "bin" / "java"

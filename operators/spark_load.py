@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 
 class ExportQueueSparkLoadOperator(SparkSubmission):
-    """Add the rows of a DataFrame to a queue in one transaction, once, however often the task is retried.
+    """Add the rows of a DataFrame to a queue in one transaction, exactly once even if the task is retried.
 
-    The transaction carries the task's name as its idempotency key. If an earlier try has committed already, nothing is
-    submitted, and the stored report is returned. A driver that outlives its task may still commit: then the retry
-    finds that. Once Airflow has accepted the task's success, clearing the task is new work, and runs.
+    The transaction uses the task's name as its idempotency key. If an earlier try has committed, nothing is submitted
+    and the stored report is returned. If a driver outlives its task and commits later, the retry finds the commit.
+    After Airflow has accepted the task's success, clearing the task makes it run again.
 
-    :param frame: the function that makes the DataFrame, called with the Spark session: an import path
-        ``module:function`` that Spark's Python can follow, or ``/path/script.py:function``. (templated)
+    :param frame: the function that returns the DataFrame. It is called with the Spark session. Give an import path
+        ``module:function`` that Spark's Python can import, or ``/path/script.py:function``. (templated)
     :param frame_arguments: further arguments of the function, by name; values of JSON. (templated)
     :param queue_id: the queue of all rows. (templated)
     :param queue_column: instead of ``queue_id``: the column that names the queue of each row. (templated)
     :param key: column with keys. (templated)
-    :param value: column with values; null says that the record is gone. (templated)
-    :param latest_by: column that says which of the rows of a key counts: the one with the highest value. (templated)
+    :param value: column with values; null deletes the record. (templated)
+    :param latest_by: column that decides between rows with the same key: the highest value counts. (templated)
     :param transaction_timeout: seconds after which the load can no longer commit; 24 hours.
     :param export_queue_conn_id: connection of the store. (templated)
-    :param kwargs: arguments of :class:`~export_queue.operators.spark_submission.SparkSubmission`, which says where and
-        how Spark is started, and of ``SparkSubmitOperator``.
+    :param kwargs: arguments of :class:`~export_queue.operators.spark_submission.SparkSubmission`, for where and how
+        Spark starts, and of ``SparkSubmitOperator``.
     """
 
     readers: ClassVar[Mapping[str, Reader]] = {
@@ -75,7 +75,7 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
         durable: bool = False,
         **kwargs: Any,
     ) -> None:
-        # durable=True would take up an earlier submission; the idempotency key sees to that.
+        # durable=True would resume an earlier submission; the idempotency key already prevents a second load
         super().__init__(name=name, durable=durable, **kwargs)
         self.frame = frame
         self.frame_arguments: Any = frame_arguments
@@ -114,7 +114,7 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
                 self._submit(context, store, described)
                 state = store.idempotency(self._idempotency_key)
             if not state.committed:
-                raise SparkJobFailed("the Spark driver ended well, but its transaction has not committed")
+                raise SparkJobFailed("the Spark driver succeeded, but its transaction has not committed")
         self._done = UnitOfWork(described, self._idempotency_key, state.generation)
         report: dict[str, Any] = state.result
         self.log.info("%d entries added by transaction %s", report["entries"], report["transaction"])
@@ -151,7 +151,7 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
             try:
                 super().execute(context)
             except Exception:
-                # The driver may have committed before whatever failed; else it knows better than its exit code.
+                # the driver may have committed before the failure; otherwise its stored error says more than its status
                 if not store.idempotency(self._idempotency_key).committed:
                     if (problem := kept_problem(store, arguments.problem_key)) is not None:
                         raise problem from None

@@ -31,19 +31,18 @@ _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
 class SparkSubmission(RenderedTask, SparkSubmitOperator):
     """A task that submits one of this library's jobs.
 
-    Passwords reach the driver through the environment of ``spark-submit``; they are in no argument, no configuration,
-    no rendered field and no log. In cluster modes, which do not pass the environment on, give references to what the
-    cluster mounts.
+    The driver receives passwords through the environment of ``spark-submit``. They are in no argument, configuration,
+    rendered field or log. Cluster modes do not pass the environment on: give references to what the cluster mounts.
 
     :param spark_conn_id: connection of Spark, of the type ``spark``, whose host is the master, such as ``local[2]`` or
         ``spark://host:7077``. (templated)
     :param spark_home: folder of a virtual environment or of a Spark distribution with ``bin/spark-submit``; by default
         the option ``spark_home`` of the configuration section ``export_queue``, then the PATH. (templated)
-    :param spark_python: the Python that has PySpark; by default ``bin/python`` beside ``spark-submit``. With a master
-        ``spark://…`` executors run it, too; with YARN and Kubernetes Spark's own setting counts there, and is checked.
-        In cluster modes it is the Python of the driver and of executors, by default what Spark's settings or
-        ``PYSPARK_PYTHON`` name, else ``python3``. (templated)
-    :param start_timeout: seconds that Spark may take to start and to find an executor; raise it where the cluster's
+    :param spark_python: the Python that has PySpark; by default ``bin/python`` next to ``spark-submit``. With a master
+        ``spark://…`` executors use it too; with YARN and Kubernetes they use Spark's own setting, which is checked. In
+        cluster modes it is the Python of driver and executors; by default the one that Spark's settings or
+        ``PYSPARK_PYTHON`` name, or ``python3``. (templated)
+    :param start_timeout: seconds that Spark may take to start and to find an executor; raise it if the cluster's
         queue is long. (templated)
     :param store_secret: reference to the store's password where Spark runs: ``env:NAME``, ``file:/PATH`` or
         ``module:callable``.
@@ -87,7 +86,7 @@ class SparkSubmission(RenderedTask, SparkSubmitOperator):
     ) -> tuple[dict[str, str | None], Submitter | None]:
         """Check that the connection leads to Spark.
 
-        :returns: the variables that Spark needs; and this process, where the driver runs beside it.
+        :returns: the variables that Spark needs; and this process, if the driver runs on this machine.
         """
         from export_queue.core.spark import Submitter, check_answers, check_master, is_local, refuse_remote_sqlite
 
@@ -97,8 +96,8 @@ class SparkSubmission(RenderedTask, SparkSubmitOperator):
         refuse_remote_sqlite(master, store, sink)
         if deploy_mode == "cluster" and has_passwords:
             raise ConfigurationError(
-                "in cluster mode the driver does not get the environment of the worker, and a password is neither put "
-                "on a command line nor into Spark's configuration",
+                "in cluster mode the driver does not receive the worker's environment, and a password must not be on a "
+                "command line or in Spark's configuration",
                 hint="give store_secret= and sink_secrets= as references to files that the cluster mounts, such as "
                 "file:/run/secrets/store",
             )
@@ -106,11 +105,11 @@ class SparkSubmission(RenderedTask, SparkSubmitOperator):
         check_master(master, environment=outer, has_spark_env=programs.has_spark_env(outer))
         self._spark_binary = programs.submit
         if deploy_mode == "cluster":
-            # Without these Spark would hand this machine's variables on to a driver that runs elsewhere.
+            # without these, Spark would pass this machine's variables to a driver on another machine
             there = self._python_elsewhere()
             self.conf = {"spark.pyspark.python": there, "spark.pyspark.driver.python": there, **(self.conf or {})}
         python = programs.python if deploy_mode == "cluster" else self.spark_python or programs.python
-        # An outer SPARK_HOME would lead this spark-submit to the code of another Spark.
+        # an outer SPARK_HOME would make this spark-submit use the code of another Spark
         variables: dict[str, str | None] = {"SPARK_HOME": None} if python else {}
         if python:
             variables["PYSPARK_DRIVER_PYTHON"] = python
@@ -124,21 +123,21 @@ class SparkSubmission(RenderedTask, SparkSubmitOperator):
         return variables, None if deploy_mode == "cluster" else Submitter.here()
 
     def _python_elsewhere(self) -> str:
-        """Name the Python of a driver and executors that run on other machines: what somebody has said, or Spark's."""
+        """Return the Python of a driver and executors on other machines: the configured one, or Spark's default."""
         conf, variables = self.conf or {}, {**os.environ, **(self.env_vars or {})}
         said = [self.spark_python, *map(conf.get, _PYTHON_SETTINGS), variables.get("PYSPARK_PYTHON")]
         return next((str(one) for one in said if one), "python3")
 
     def _master(self) -> tuple[str, str | None, str]:
-        """Return the master, the deploy mode and the name of the program that the Spark connection leads to."""
-        # Airflow's own hook answers a missing connection with YARN.
+        """Return master, deploy mode and program of the Spark connection."""
+        # Airflow's own hook takes a missing connection for YARN
         connection = find_connection(self.spark_conn_id, example=_SPARK_EXAMPLE)
         self._conn_id = self.spark_conn_id
         try:
             resolved = self._get_hook()._connection
-        except (RuntimeError, NameError) as error:  # of Airflow's hook, whose import has failed
+        except (RuntimeError, NameError) as error:  # raised by Airflow's hook if its import failed
             raise ConfigurationError(
-                f"connection {connection.conn_id!r} leads to Kubernetes, for which Airflow's own part is not installed",
+                f"connection {connection.conn_id!r} leads to Kubernetes, whose Airflow provider is not installed",
                 hint="pip install apache-airflow-providers-cncf-kubernetes",
             ) from error
         master = str(resolved["master"])
@@ -150,7 +149,7 @@ class SparkSubmission(RenderedTask, SparkSubmitOperator):
         return master, resolved["deploy_mode"], str(resolved["spark_binary"])
 
     def _take_job(self, job: Job) -> None:
-        """Let the next submission be this job."""
+        """Set the job of the next submission."""
         self.application = job.application
         self.application_args = list(job.arguments)
         if job.py_files not in (self.py_files or "").split(","):  # a second submission
@@ -159,12 +158,12 @@ class SparkSubmission(RenderedTask, SparkSubmitOperator):
 
 
 def check_references(references: Mapping[str, str | None]) -> None:
-    """Refuse what is no reference to a secret.
+    """Check that arguments are references to secrets.
 
     :param references: by name of the argument.
-    :raises InvalidArgument: one is something else.
+    :raises InvalidArgument: an argument is not a reference.
     """
     for what, reference in references.items():
         if reference is not None and not is_reference(reference):
-            # Not repeated here: it may be a password.
+            # the value is not shown: it may be a password
             raise InvalidArgument(f"{what}: expected env:NAME, file:/PATH or module:callable, found another text")

@@ -1,4 +1,4 @@
-"""Which errors end a task at once: those that another try would meet again."""
+"""Failing a task at once on errors that would occur again in a retry."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from airflow.sdk.exceptions import AirflowFailException
 from export_queue.core.errors import AfterCommitFailed, CommitOutcomeUnknown, ExportQueueError
 
 _TOLD_BY_A_RETRY = (AfterCommitFailed, CommitOutcomeUnknown)
-"""Errors behind which the work may have taken effect: another try of the same unit of work finds out."""
+"""Errors after which the work may have taken effect: a retry of the same unit of work finds out."""
 
 
 @contextmanager
 def terminal_errors_fail_at_once() -> Iterator[None]:
-    """Let Airflow retry a task for transient errors only: a wrong set-up stays wrong, however often it is tried.
+    """Let Airflow retry a task only for transient errors.
 
-    An error that is not transient leaves the block as the same error, which is an ``AirflowFailException`` as well.
+    An error that is not transient leaves the block as an error of the same class that is also an
+    ``AirflowFailException``.
     """
     try:
         yield
