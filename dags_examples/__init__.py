@@ -1,1 +1,1 @@
-"""DAGs to begin from; point Airflow's DAGs folder here, or copy one."""
+"""Example DAGs. Point Airflow's DAGs folder here, or copy one."""

@@ -1,6 +1,6 @@
-"""Airports change in one table, and three stores follow, each at its own pace: one that is down holds up no other.
+"""Airports change in one table, and three serving copies follow. If one of them is down, the others continue.
 
-Beforehand: ``pip install vega_datasets``; the connection ``export_queue_default``, and for each store ``NAME_default``.
+You need: ``pip install vega_datasets``, the connection ``export_queue_default``, and ``NAME_default`` for each copy.
 """
 
 from csv import DictReader
@@ -28,9 +28,9 @@ def airports():
         table, queue = tx.table("airports"), tx.queue("airports")
         known, current = {iata: airport for iata, _, airport in table.scan()}, current_airports()
         for iata in known.keys() | current.keys():
-            if (airport := current.get(iata)) != known.get(iata):  # opened, renamed, moved, closed or re-opened
+            if (airport := current.get(iata)) != known.get(iata):  # opened, renamed, moved, closed or reopened
                 table.set(iata, "airport", airport) if airport else table.delete(iata, "airport")
-                queue.add(iata, airport)  # an entry for each store; None deletes
+                queue.add(iata, airport)  # one entry for each copy; None deletes
 
     def drain(name):
         return ExportQueueDrainOperator(task_id=name, queue_id=f"airports/{name}", sink_conn_id=f"{name}_default")

@@ -19,7 +19,7 @@ FRAMES = Path(__file__).with_name("frames.py")
 @dag(schedule="@daily", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
 def bulk_load():
     set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="totals")
-    load = ExportQueueSparkLoadOperator(  # takes effect once, however often retried
+    load = ExportQueueSparkLoadOperator(  # takes effect once, even if it is retried
         task_id="load", queue_id="totals", frame=f"{FRAMES}:totals", frame_arguments={"customers": 50}
     )
     drain = ExportQueueSparkDrainOperator(
@@ -27,7 +27,7 @@ def bulk_load():
         queue_id="totals",
         sink_conn_id="redis_default",
         sink_options={"key": "total:$id"},
-        time_limit=3600,  # then the sink has a rest, and a retry brings what is left
+        time_limit=3600,  # then the drain ends, and a retry delivers the rest
         retries=2,
     )
     set_up >> load >> drain

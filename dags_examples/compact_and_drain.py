@@ -1,8 +1,8 @@
-"""Loads arrive all day in small pieces; each evening they are merged, then drained.
+"""Small loads arrive all day. Each evening their files are merged, then drained.
 
-Beforehand: the connections ``export_queue_default`` and ``reports_default``, and on PostgreSQL a place for segments.
-Merging needs no pause of the loads: what commits meanwhile is drained with the rest. A drain of thousands of small
-files takes many times as long as one of the merged file. Where there is a Spark, ``compact_on_spark`` merges there.
+You need: the connections ``export_queue_default`` and ``reports_default``, and on PostgreSQL a location for segments.
+Loads may continue during the merge; what they commit is drained with the rest. Draining thousands of small files takes
+many times as long as draining the merged file. To merge on Spark, see ``compact_on_spark``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def compact_and_drain():
 
     @task
     def load():
-        """Stand for the loads of a day: each is a transaction with a file of its own."""
+        """Replace this by your loads: each is a transaction with its own file."""
         import pyarrow as pa
 
         from export_queue.hooks import ExportQueueHook

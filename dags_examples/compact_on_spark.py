@@ -1,8 +1,8 @@
-"""Each night Spark merges the small files that the loads of the day have left in ``orders``.
+"""Each night Spark merges the small files that the day's loads left in ``orders``.
 
-Beforehand: the connections ``export_queue_default`` and ``spark_default``, and on PostgreSQL a place for segments.
-Adds, loads and drains go on meanwhile. The first task only says in its log what there is to merge. The other one
-submits nothing where nothing is worth it; a failed attempt is tried again, and takes over what it had locked.
+You need: the connections ``export_queue_default`` and ``spark_default``, and on PostgreSQL a location for segments.
+Adds, loads and drains may continue during the merge. The first task only logs what could be merged. The second task
+submits nothing if there is nothing to merge; a retry takes over the locks of the failed attempt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exporters of the examples; they stand apart from the DAGs, so that Spark's environment can import them."""
+"""Exporters of the examples, in their own module so that Spark's environment can import them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from export_queue import Delete, Entry, Put
 
 
 def as_row(entry: Entry) -> Iterator[Put | Delete]:
-    """Turn a page's visits into a row of the table ``pages``; no value deletes it."""
+    """Turn the visits of a page into a row of the table ``pages``; no value deletes the row."""
     if entry.value is None:
         yield Delete("pages", entry.key)
     else:

@@ -1,7 +1,7 @@
 """Counts visits and drains them in the Airflow worker, without Spark, into a table of a SQL database.
 
-Beforehand: the connections ``export_queue_default`` and ``reports_default``. The queue is another one than that of
-``recount_and_publish``, since a queue drains into one sink.
+You need: the connections ``export_queue_default`` and ``reports_default``. The queue is not the one of
+``recount_and_publish``, because a queue drains into one sink.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from export_queue.operators import ExportQueueConfigureOperator, ExportQueueDrai
 
 
 def new_visits() -> dict[str, int]:
-    """Stand for the place that visits come from: a page, and how many are new."""
+    """Replace this by your source of visits: a page and the number of new visits."""
     return {"home": 3, "search": 1}
 
 

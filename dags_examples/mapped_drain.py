@@ -1,4 +1,4 @@
-"""Waits for work, and drains it in groups of ranges that Airflow retries and shows one by one."""
+"""Waits for entries, and drains them in groups of ranges, which Airflow shows and retries one by one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A table's change starts a task: whoever sets the column ``stock`` of the table ``goods``, from wherever.
+"""A change of the column ``stock`` in the table ``goods`` starts a task, whoever commits it.
 
-The run waits on the triggerer until a transaction has committed such a change, works off what has changed, and the
-next run begins to wait. Beforehand: the connection ``export_queue_default``.
+The run waits on the triggerer until a transaction commits such a change, processes the changed rows, and the next run
+begins to wait. You need: the connection ``export_queue_default``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOW = 10
 
 
 def order_more(tx, row, column):
-    """Note which goods run out, in the transaction that works the change off."""
+    """Note which goods run out, in the transaction that processes the change."""
     stock = tx.table("goods").get(row, column, 0)
     if stock < LOW:
         tx.table("orders").set(row, "wanted", LOW - stock)
@@ -33,7 +33,7 @@ def react_to_changes():
             store.create()  # creates the store, once
             for table in ("goods", "orders"):
                 store.configure_table(table, row="str", value="int")
-            store.watch("goods", "stock")  # from now on each write to the column sets a notification
+            store.watch("goods", "stock")  # from now on, each write to the column creates a notification
 
     changed = ExportQueueNotificationSensor(
         task_id="wait", table="goods", column="stock", poke_interval=10, timeout=7 * 24 * 3600, deferrable=True

@@ -1,6 +1,6 @@
 """One DAG changes totals and adds the changes to a queue; the other drains the queue into Redis on Spark.
 
-It needs the connections ``export_queue_default``, ``redis_default`` and ``spark_default``.
+You need: the connections ``export_queue_default``, ``redis_default`` and ``spark_default``.
 """
 
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ def recount():
         task_id="set_up", queue_id="orders", tables={"totals": {"row": "str", "value": "int"}}
     )
 
-    @task.export_transaction(outlets=[queue_asset("orders")])  # takes effect once, however often it is retried
+    @task.export_transaction(outlets=[queue_asset("orders")])  # takes effect once, even if it is retried
     def totals(*, tx):
         table, queue = tx.table("totals"), tx.queue("orders")
         for customer, n in new_orders():

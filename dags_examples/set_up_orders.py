@@ -1,4 +1,4 @@
-"""Creates the store, if there is none, and the queue of the other examples; running it again changes nothing."""
+"""Creates the store if it does not exist, and the queue of the other examples. Running it again changes nothing."""
 
 from __future__ import annotations
 
