@@ -35,7 +35,7 @@ from export_queue import (
     TransactionContext,
     drain,
 )
-from export_queue.core.drain import course, one_drain
+from export_queue.core.drain import drain_run, one_drain
 from export_queue.core.maintenance import maintain
 from export_queue.core.queue import list_dead_letters
 from export_queue.core.segments import (
@@ -468,7 +468,7 @@ class World:
     def installed(self, monkeypatch: Any) -> None:
         """Stand between the library and its connections."""
         connect, begin_work = Database.connect, Database.begin
-        for room in (course, one_drain):
+        for room in (drain_run, one_drain):
             monkeypatch.setattr(room, "DRAIN_RETRY", _SHORTLY)
         monkeypatch.setattr(watched_steps, "WATCHERS", [lambda step: self.hooks[-1](step) if self.hooks else None])
         monkeypatch.setattr(Database, "connect", lambda *given, **named: self._cut(connect, *given, **named))
