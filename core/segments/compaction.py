@@ -60,7 +60,7 @@ def compact(
     if older_layouts and wanted != Candidates(most_bytes=wanted.most_bytes):
         raise InvalidArgument(
             f"a move of older layouts takes everything that is pending there, found a choice: {wanted}",
-            hint="leave out what says which segments are worth it, such as small_bytes, least and age_seconds",
+            hint="omit the options that select segments, such as small_bytes, least and age_seconds",
         )
     with database.read() as work:
         queue = find_reader(work, queue_id)

@@ -60,7 +60,7 @@ def test_what_waits_in_older_layouts_is_moved(orders: Store, compact: Run) -> No
     done = compact(queue_id="orders", older_layouts=True)
     assert (done["inputs"], done["outputs"], done["read"], done["written"]) == (10, 4, 100, 100)
     assert done["still_open"] == []
-    with pytest.raises(AirflowFailException, match="takes everything that waits there"):
+    with pytest.raises(AirflowFailException, match="takes everything that is pending there"):
         compact(queue_id="orders", older_layouts=True, least=2)
 
 

@@ -312,7 +312,7 @@ def test_a_log_that_a_foreign_reader_made_grow_is_cut_once_it_is_gone(
         store.maintain()
         (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert f"{tmp_path}/store.db has " in warning
-        assert "reads" in warning
+        assert "open for reading" in warning
         reader.execute("rollback")
         reader.close()
         if ended_by == "commits":
