@@ -114,7 +114,7 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
                 self._submit(context, store, described)
                 state = store.idempotency(self._idempotency_key)
             if not state.committed:
-                raise SparkJobFailed("the Spark driver succeeded, but its transaction has not committed")
+                raise SparkJobFailed("the Spark driver ended without an error, but its transaction has not committed")
         self._done = UnitOfWork(described, self._idempotency_key, state.generation)
         report: dict[str, Any] = state.result
         self.log.info("%d entries added by transaction %s", report["entries"], report["transaction"])

@@ -295,7 +295,7 @@ def _join_threads(patch: pytest.MonkeyPatch) -> None:
     for room in (pipeline, gathering):
         patch.setattr(room, "ThreadPoolExecutor", AtOnce)
     patch.setattr(LeaseKeeper, "_keep_until_stopped", lambda keeper: None)
-    patch.setattr(ProgressLog, "_tell_until_stopped", lambda progress: None)
+    patch.setattr(ProgressLog, "_log_until_stopped", lambda progress: None)
 
 
 class PointSink(MemorySink):
