@@ -228,7 +228,7 @@ class LayoutClosed(TransactionError):
     """Bulk entries were written for buckets that their queue no longer has."""
 
     transient = True
-    default_hint = "load again: the files are written anew, in the queue's layout"
+    default_hint = "load again: this writes the files again, in the queue's current layout"
 
 
 class CommitOutcomeUnknown(TransactionError):

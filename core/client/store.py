@@ -141,7 +141,7 @@ class Store:
         if isinstance(url, StoreSpec):
             if password is not None or schema is not None or behind_pooler or segments is not None:
                 raise InvalidArgument(
-                    "password, schema, behind_pooler and segments belong into the StoreSpec, found one beside it"
+                    "password, schema, behind_pooler and segments belong in the StoreSpec, found one next to it"
                 )
             return cls(url.open(clock=clock, client=client, limits=limits))
         database = open_database(

@@ -123,7 +123,7 @@ def _check_choices(
     transaction: bool,
 ) -> None:
     if tx is not None and (idempotency_key is not None or timeout is not None):
-        raise InvalidArgument("expected idempotency_key and timeout to be the transaction's own, found them beside tx")
+        raise InvalidArgument("expected idempotency_key and timeout to be the transaction's own, found them next to tx")
     if not transaction and not (tx is None and idempotency_key is None and timeout is None):
         raise InvalidArgument("expected no tx, idempotency_key or timeout with transaction=False, found one")
     if not transaction and latest_by is not None:

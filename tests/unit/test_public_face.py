@@ -219,3 +219,11 @@ def test_each_public_name_and_method_has_a_docstring(name: str) -> None:
 
 def is_property(member: object) -> bool:
     return isinstance(member, property)
+
+
+@pytest.mark.parametrize("kind", [found for _, found in inspect.getmembers(errors, inspect.isclass)])
+def test_each_hint_of_an_error_is_shown(kind: type) -> None:
+    """A class attribute ``hint`` is hidden by that of each error; a class names its own ``default_hint``."""
+    assert "hint" not in vars(kind)
+    if issubclass(kind, errors.ExportQueueError) and kind is not errors.AlreadyCommitted:
+        assert kind("wrong").hint == kind.default_hint
