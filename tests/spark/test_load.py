@@ -155,7 +155,7 @@ def test_what_cannot_work_is_refused_before_the_job(orders: Store, rows: Any, fo
     assert "no column 'id'" in refusal(InvalidArgument, rows, orders, "orders", key="id")
     assert "codec str of keys" in refusal(InvalidArgument, rows.selectExpr("1 as key", "value"), orders, "orders")
     assert "either queue or queue_column, found none" in refusal(InvalidArgument, rows, orders)
-    assert "beside tx" in refusal(InvalidArgument, rows, orders, "orders", tx=object(), timeout=1.0)
+    assert "next to tx" in refusal(InvalidArgument, rows, orders, "orders", tx=object(), timeout=1.0)
     with orders.transaction() as tx:
         assert "expected a long transaction" in refusal(InvalidArgument, rows, orders, "orders", tx=tx)
     assert files(folder) == set()
