@@ -235,11 +235,14 @@ def row_group_tables(
 
 def left_of(segment: Segment, table: pa.Table) -> pa.Table:
     """Leave out the entries of a segment that are drained."""
+    import pyarrow as pa
+
     if not segment.done:
         return table
     places = zip(*(table[name].to_pylist() for name in COLUMNS[:3]), strict=True)
     numbered = [(*place, number) for number, place in enumerate(places)]
-    return table.take([number for *_, number in without(numbered, segment.done)])
+    left = [number for *_, number in without(numbered, segment.done)]
+    return table.take(pa.array(left, pa.int64()))  # the type of an empty list is unknown without it
 
 
 def without(rows: Sequence[Any], parts: Iterable[tuple[EntryKey, EntryKey]]) -> list[Any]:

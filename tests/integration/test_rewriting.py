@@ -42,6 +42,7 @@ from export_queue.core.segments import (
     vacuum_segments,
     waiting_segments,
     watched_steps,
+    writing,
 )
 from export_queue.core.store import Snapshot, queries
 from export_queue.core.store.schema import entry
@@ -207,7 +208,9 @@ def fails_behind(sink: MemorySink, batches: int) -> Callable[[], None]:
     return go_on
 
 
-def test_what_is_drained_is_left_out(orders: Store) -> None:
+@pytest.mark.parametrize("group_rows", [writing.GROUP_ROWS, 3], ids=["part of a row group", "whole row groups"])
+def test_what_is_drained_is_left_out(orders: Store, monkeypatch: pytest.MonkeyPatch, group_rows: int) -> None:
+    monkeypatch.setattr(writing, "GROUP_ROWS", group_rows)
     fill(orders, seed=1)
     everything, sink = len(waits(orders)), MemorySink()
     go_on = fails_behind(sink, 4)
