@@ -103,7 +103,8 @@ def _text(act: str, count: int, details: Mapping[str, Any]) -> str:
         return f"idempotency key {details['idempotency_key']!r} was closed: the same work may take effect again"
     text = "the first load was waived" if act == "waive" else "the sink was declared complete"
     if details["losses"]:
-        return f"{text} with {details['losses']} open losses of {count} entries"
+        lost = details["losses"]
+        return f"{text} with {lost} open loss{'' if lost == 1 else 'es'} of {count} entries"
     return text + (f": {count} entries were delivered to other readers before this one existed" if count else "")
 
 

@@ -111,7 +111,7 @@ def test_a_cache_that_was_emptied_stays_incomplete_until_somebody_promises(shop,
     assert row(command, "orders")["incomplete"] is None
     (promise,) = row(command, "orders")["marks"]
     assert (promise["act"], promise["who"], promise["is_loss"]) == ("complete", "ben", False)
-    assert "with 1 open losses of 3 entries" in promise["text"]
+    assert "with 1 open loss of 3 entries" in promise["text"]
     assert not has_lost(shop, "orders")
 
 
@@ -485,7 +485,7 @@ def test_a_removed_subscription_counts_what_waited_and_what_was_dead(shop, comma
     assert [mark["entries"] for mark in row(command, "stock")["marks"]] == [3]
     command("complete", "stock", "--who", "ben")
     (promise,) = texts(command, "stock")
-    assert "with 1 open losses of 3 entries" in promise
+    assert "with 1 open loss of 3 entries" in promise
 
 
 def test_a_first_load_of_a_new_subscription_of_the_same_name_makes_a_removal_good(shop, command, tmp_path):

@@ -737,7 +737,7 @@ def test_a_rewriting_that_is_killed_leaves_the_state_before_or_after(
         watched_steps.WATCHERS[:] = [die]
         with open_store() as mine:
             mine.database.segments = orders.database.segments
-            rewrite(mine.database, "orders", wanted=SMALL, owner=Owner("rewriting"), lease_seconds=2.0)
+            rewrite(mine.database, "orders", wanted=SMALL, owner=Owner("rewriting"), lease_seconds=5.0)
 
     process = fork.Process(target=work)
     process.start()
@@ -770,7 +770,7 @@ def test_rewritings_that_are_killed_while_the_queue_is_altered_lose_and_double_n
         with open_store() as mine:
             mine.database.segments = orders.database.segments
             while True:
-                rewrite(mine.database, "orders", wanted=SMALL, owner=Owner("rewriting"), lease_seconds=2.0)
+                rewrite(mine.database, "orders", wanted=SMALL, owner=Owner("rewriting"), lease_seconds=5.0)
 
     read = loaded = 0
     for round_ in range(8):
