@@ -68,8 +68,8 @@ def list_letters(
     limit: Limit = 100,
 ) -> Result:
     """List dead letters and their reasons, without values."""
-    place = None if after is None else _place(after)
-    rows = [_row(*found) for found in _letters(store, queue_id, selected.filter(), after=place, limit=limit)]
+    position = None if after is None else _position(after)
+    rows = [_row(*found) for found in _letters(store, queue_id, selected.filter(), after=position, limit=limit)]
     # Reasons are printed once each, below the table, where there is room for a sentence.
     reasons = Counter((row["drain_id"], row["error"], row["reason"]) for row in rows)
     return Result(
@@ -102,9 +102,9 @@ def _letters(
         for reader in readers_of(store, queue_id)
         for letter in store.dead_letters.list(reader.id, which, after=after, limit=limit, values=values)
     ]
-    found.sort(key=lambda one: one[1].place)
+    found.sort(key=lambda one: one[1].id)
     # The next page starts after a position, so all letters of one position must be on the same page.
-    return [one for one in found if one[1].place <= found[limit - 1][1].place] if len(found) > limit else found
+    return [one for one in found if one[1].id <= found[limit - 1][1].id] if len(found) > limit else found
 
 
 @command("show", of=dead)
@@ -169,7 +169,7 @@ def _left(store: Store, queue_id: str, which: DeadLetterFilter, **done: int) -> 
     return Result(json=rows, table=rows, lines=lines)
 
 
-def _place(text: str) -> tuple[int, bytes]:
+def _position(text: str) -> tuple[int, bytes]:
     seq, colon, key = text.partition(":")
     if not colon or not seq.isdecimal():
         raise InvalidArgument(f"--after: expected SEQ:KEY_HEX, found {text!r}")

@@ -63,7 +63,7 @@ class DeadLetters:
     ) -> Letters:
         """Return a page of a queue's dead letters, oldest entries first. Nothing changes.
 
-        :param after: ``place`` of the last letter of the previous page.
+        :param after: ``id`` of the last letter of the previous page.
         :param limit: maximum number of letters.
         :param values: also read the values of the entries.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from export_queue.core.locks.rules import ROWS, Place
+from export_queue.core.locks.rules import ROWS, LockId
 from export_queue.core.queue import Range
 
 
@@ -61,5 +61,5 @@ def _may_join(one: Lease, next_one: Lease) -> bool:
     return is_alike and one.layout == next_one.layout and one.range.end == next_one.range.first
 
 
-def places_of(leases: Iterable[Lease]) -> list[Place]:
+def lock_ids(leases: Iterable[Lease]) -> list[LockId]:
     return [(lease.fence, first) for lease in leases for first in (lease.range.first, *lease.others)]

@@ -17,8 +17,8 @@ from typing import Any
 
 from export_queue.core.errors import LeaseLost
 from export_queue.core.locks.attempts import Owner, take_over
-from export_queue.core.locks.lease import Lease, places_of
-from export_queue.core.locks.rules import Area, Board, Granted, Lock, Mode, Place, Request
+from export_queue.core.locks.lease import Lease, lock_ids
+from export_queue.core.locks.rules import Area, Board, Granted, Lock, LockId, Mode, Request
 from export_queue.core.queue import Queue, Range
 from export_queue.core.store import Database, LockCall, Reading, Work, identity_of, queries
 
@@ -39,7 +39,7 @@ def lock_of(row: Mapping[str, Any]) -> Lock:
         priority=row["priority"],
         task=row["task"],
         attempt=row["attempt"],
-        place=(row["fence"], row["first_bucket"]),
+        id=(row["fence"], row["first_bucket"]),
         lease_ms=row["lease_ms"],
         revoked=bool(row["revoked"]),
     )
@@ -109,8 +109,8 @@ def grant(
 
     :returns: a lease for each area of the request, in their order.
     """
-    queries.locks.delete(work, {lock.place for lock in (*ended.worthless, *board.gone)})
-    queries.locks.revoke_at(work, {lock.place for lock in ended.revoked})
+    queries.locks.delete(work, {lock.id for lock in (*ended.worthless, *board.gone)})
+    queries.locks.revoke_at(work, {lock.id for lock in ended.revoked})
     # After the rows: a critical section draws an id under the row of its lock.
     fence = work.database.dialect.steps.draw(work.connection)
     lock = {
@@ -170,7 +170,7 @@ def renew(database: Database, leases: Sequence[Lease], *, lease_seconds: float) 
     with database.begin() as work:
         now = work.now()  # read once: a holder that is paused between check and extension gains no time
         _require(work, leases, now=now, shared=False)
-        queries.locks.extend(work, places_of(leases), lease_ms=now + int(lease_seconds * 1000))
+        queries.locks.extend(work, lock_ids(leases), lease_ms=now + int(lease_seconds * 1000))
 
 
 def hold(work: Work, *leases: Lease) -> int:
@@ -194,25 +194,25 @@ def check_leases(database: Database, leases: Sequence[Lease]) -> int:
     with database.read() as work:
         now = work.now()
         queues = {lease.queue for lease in leases}
-        held = {lock_of(row).place for number in queues for row in queries.locks.of_queue(work, number, now=now)}
+        held = {lock_of(row).id for number in queues for row in queries.locks.of_queue(work, number, now=now)}
     _refuse_lost(leases, held)
     return now
 
 
 def _require(work: Work, leases: Sequence[Lease], *, now: int, shared: bool) -> None:
-    held = queries.locks.select_held(work, places_of(leases), now=now, shared=shared)
+    held = queries.locks.select_held(work, lock_ids(leases), now=now, shared=shared)
     _refuse_lost(leases, held)
 
 
-def _refuse_lost(leases: Sequence[Lease], held: Set[Place]) -> None:
+def _refuse_lost(leases: Sequence[Lease], held: Set[LockId]) -> None:
     for lease in leases:
-        if not held >= set(places_of([lease])):
+        if not held >= set(lock_ids([lease])):
             raise LeaseLost(f"the lock on {lease.range} (fence {lease.fence}) has expired, was revoked or taken over")
 
 
 def give_back(work: Work, leases: Sequence[Lease]) -> None:
     """Release locks in the SQL transaction of the change that was made under them; waiters poll for it."""
-    queries.locks.delete(work, places_of(leases))
+    queries.locks.delete(work, lock_ids(leases))
 
 
 def release(database: Database, leases: Sequence[Lease]) -> None:
@@ -223,10 +223,10 @@ def release(database: Database, leases: Sequence[Lease]) -> None:
     locks = database.dialect.locks
     if locks is None:
         with database.begin() as work:
-            queries.locks.delete(work, places_of(leases))
+            queries.locks.delete(work, lock_ids(leases))
         return  # nobody waits for a hint
     with database.connect() as connection:
-        some_wait = locks.release_locks(connection, places_of(leases), of_queues)
+        some_wait = locks.release_locks(connection, lock_ids(leases), of_queues)
     if some_wait:
         database.hints.tell(identity_of(database).store_id, [waiters_of(number) for number in of_queues])
 

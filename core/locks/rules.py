@@ -17,7 +17,7 @@ from typing import Generic, Literal, TypeVar
 
 Item = TypeVar("Item")
 Mode = Literal["exclusive", "shared"]
-Place = tuple[int, int]
+LockId = tuple[int, int]
 """Fence and first bucket: the key of a lock. All locks of one claim have one fence."""
 
 ROWS = "rows"
@@ -64,7 +64,7 @@ class Lock:
     priority: int
     task: str
     attempt: str
-    place: Place
+    id: LockId
     lease_ms: int
     """When its lease ends, by the store's clock."""
     revoked: bool = False
@@ -160,19 +160,19 @@ class Board:
         :param revokes: whether it revokes the locks in its way, if all of them have lower priority.
         :param shares: whether a lock of its own attempt that covers the request does not exclude it.
         """
-        behind: dict[Place, Lock] = {}
-        worthless: dict[Place, Lock] = {}
+        behind: dict[LockId, Lock] = {}
+        worthless: dict[LockId, Lock] = {}
         ahead: dict[int | None, Request] = {}
         for area in request.areas:
             near = self._locks.near(area)
             is_own = shares and any(self._stands(lock, request) and _covers_own(lock, area, request) for lock in near)
             for lock in near:
                 if not self._stands(lock, request):
-                    worthless[lock.place] = lock
+                    worthless[lock.id] = lock
                 elif is_own and _is_sibling(lock, request):
                     continue  # a narrower lock, taken under the one that covers the request
                 elif collide(area, request.mode, lock.area, lock.mode):
-                    behind[lock.place] = lock
+                    behind[lock.id] = lock
             if is_own:  # its attempt works there already, and those that wait for it wait for this lock too
                 continue
             ahead |= {other.number: other for other in self._waiting.near(area) if _yields(request, area, other)}

@@ -35,7 +35,7 @@ def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder
         for of, in_layout in queue.by_layout(ranges)
     }
     return [
-        Holder(Owner(lock.task, lock.attempt), unit, lock.place[0], lock.lease_ms, lock.priority)
+        Holder(Owner(lock.task, lock.attempt), unit, lock.id[0], lock.lease_ms, lock.priority)
         for row in queries.locks.of_queue(work, queue.number, now=work.now())
         if (in_layout := units.get(row["layout"])) is not None
         for lock in [lock_of(row)]
@@ -122,7 +122,7 @@ def _explained_lock(lock: Lock, layout: int, now: int) -> LockView:
             f"its lease ends in {_duration(lock.lease_ms - now)} unless its holder renews it; if the holder has died, "
             "others can get the lock then, and a new attempt of the same task at once"
         )
-    fence = lock.place[0]
+    fence = lock.id[0]
     return LockView(
         area=lock.area,
         layout=layout,

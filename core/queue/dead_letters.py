@@ -35,8 +35,8 @@ class DeadLetter:
     """The layout of its queue to which its bucket belongs."""
 
     @property
-    def place(self) -> tuple[int, bytes]:
-        """Its position among the letters of its queue: seq and key."""
+    def id(self) -> tuple[int, bytes]:
+        """What names it among the letters of its queue: seq and key."""
         return self.position.seq, self.position.key
 
     def __repr__(self) -> str:  # values are shown only on request
@@ -139,7 +139,7 @@ def list_dead_letters(
 ) -> list[DeadLetter]:
     """Read dead letters, oldest entries first.
 
-    :param after: ``place`` of the last letter of the previous page.
+    :param after: ``position`` of the last letter of the previous page.
     :param limit: maximum number of letters.
     :param values: whether to read the entries' values, too.
     """
@@ -197,7 +197,7 @@ def drop_dead_letters(work: Work, queue: Queue, which: DeadLetterFilter, *, who:
     if not who:
         raise InvalidArgument("who: expected a name for the audit, found nothing")
     letters = list_dead_letters(work, queue, which, limit=limit)
-    dropped = queries.dead_letters.delete_dead(work, queue.number, [letter.place for letter in letters])
+    dropped = queries.dead_letters.delete_dead(work, queue.number, [letter.id for letter in letters])
     _record(work, queue, "drop", who, dropped, which)
     return dropped
 

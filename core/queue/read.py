@@ -365,8 +365,8 @@ def peek(
     """
     if type(limit) is not int or not 1 <= limit <= MOST_PEEKED:
         raise InvalidArgument(f"limit: expected a whole number from 1 to {MOST_PEEKED}, found {limit!r}")
-    place = None if key is None else (bucket(key, queue.buckets), key)
-    select = partial(queries.entries.select_waiting, work, queue.number, queue.layout, snapshot, place=place)
+    at = None if key is None else (bucket(key, queue.buckets), key)
+    select = partial(queries.entries.select_waiting, work, queue.number, queue.layout, snapshot, at=at)
     rows = select(rows=limit, values=False)
     if values and rows:  # the sizes are known now, so memory is bounded
         total, fitting = 0, 0
@@ -386,6 +386,6 @@ def hidden_seqs(work: Reading, queue: Queue, snapshot: Snapshot, key: bytes, *, 
     """
     found: list[int] = []
     for layout in queue.layouts():
-        place = bucket(key, layout.buckets), key
-        found += queries.entries.hidden_seqs(work, queue.number, layout.number, snapshot, place=place, rows=limit)
+        at = bucket(key, layout.buckets), key
+        found += queries.entries.hidden_seqs(work, queue.number, layout.number, snapshot, at=at, rows=limit)
     return sorted(found)[:limit]

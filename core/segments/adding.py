@@ -75,9 +75,9 @@ class BulkWriter(QueueWriter):
             queue = queue_of(work, queue.id, opened.id)
         hashes = hashes_of(keys.to_pylist())
         buckets = pa.array([one % queue.buckets for one in hashes], pa.int32())
-        places = pa.table({"bucket": buckets, "key": keys})
+        sortable = pa.table({"bucket": buckets, "key": keys})
         # Stable: the last of equal keys stays the last.
-        order = pc.sort_indices(places, sort_keys=[("bucket", "ascending"), ("key", "ascending")])
+        order = pc.sort_indices(sortable, sort_keys=[("bucket", "ascending"), ("key", "ascending")])
         reports = write_segments(
             _in_batches({"bucket": buckets, "key": keys, "value": values}, order),
             base=base,

@@ -12,7 +12,7 @@ from export_queue.core.queue import Entries, Queue, Range, queue_of
 from export_queue.core.segments.files import check_base, delete_files, list_files, parent_of
 from export_queue.core.segments.merging import Chunk, Run, bytes_of_all
 from export_queue.core.segments.model import FileReport, Segment
-from export_queue.core.segments.reading import place_of, without
+from export_queue.core.segments.reading import key_of, without
 from export_queue.core.segments.writing import folder_of
 from export_queue.core.store import Database, EntryKey, Reading, Work, identity_of, layout_closed, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot
@@ -140,11 +140,11 @@ def leave_out_drained(work: Reading, queue: Queue, snapshot: Snapshot, within: R
         done = left.get(run.segment.key, ((run.first, run.last),))
         rows = without(run.rows, done)
         if len(rows) < len(run.rows):  # rare: only this drain has the claim
-            gone |= set(map(place_of, run.rows)) - set(map(place_of, rows))
+            gone |= set(map(key_of, run.rows)) - set(map(key_of, rows))
     if not gone:
         return chunk
     found = chunk.entries
-    kept = [i for i, place in enumerate(zip(found.buckets, found.keys, found.seqs, strict=True)) if place not in gone]
+    kept = [i for i, key in enumerate(zip(found.buckets, found.keys, found.seqs, strict=True)) if key not in gone]
     left_over = Entries(
         [found.buckets[i] for i in kept],
         [found.keys[i] for i in kept],

@@ -208,8 +208,8 @@ def _count_lost(work: Work, queue: Queue, output: Segment, parts: Sequence[_Part
     left = output.entries - sum(entries for _, entries, _ in done.values())
     if coalesced:  # only the lost file says which of the rows are among them
         return min(rows, left)
-    places = frozenset[EntryKey]().union(*(part.left or () for part in parts))
-    return left - len(places)
+    keys = frozenset[EntryKey]().union(*(part.left or () for part in parts))
+    return left - len(keys)
 
 
 def _hidden_by(database: Database, queue: Queue) -> dict[tuple[int, int], list[Segment]]:

@@ -264,17 +264,17 @@ def _filesystem(url: str) -> tuple[fs.FileSystem, str]:
     if url.startswith("/"):
         return pyarrow.fs.LocalFileSystem(), url
     parts = urlsplit(url)
-    place = urlunsplit((parts.scheme, parts.netloc, "", parts.query, ""))
-    return _object_store(place, os.getpid()), f"{parts.netloc}{unquote(parts.path)}"
+    server = urlunsplit((parts.scheme, parts.netloc, "", parts.query, ""))
+    return _object_store(server, os.getpid()), f"{parts.netloc}{unquote(parts.path)}"
 
 
 @functools.lru_cache(maxsize=_OBJECT_STORES)
-def _object_store(place: str, process: int) -> fs.FileSystem:
+def _object_store(server: str, process: int) -> fs.FileSystem:
     """Connect to an object store, once for each process: a client holds connections, and knows the bucket's region.
 
     :param process: its id, since a fork must not use its parent's connections.
     """
-    found: fs.FileSystem = load_pyarrow().fs.FileSystem.from_uri(place)[0]
+    found: fs.FileSystem = load_pyarrow().fs.FileSystem.from_uri(server)[0]
     return found
 
 

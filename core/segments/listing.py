@@ -38,12 +38,12 @@ def list_segments(work: Reading, queue: Queue) -> list[ListedSegment]:
 
     :param queue: the reader in that layout.
     """
-    place = (queue.number, queue.layout)
-    merged = [row for row in queries.compactions.outputs(work, *place) if _is_unit(queue, row)]
-    hidden = [row for row in queries.compactions.hidden(work, *place) if _is_unit(queue, row)]
+    which = (queue.number, queue.layout)
+    merged = [row for row in queries.compactions.outputs(work, *which) if _is_unit(queue, row)]
+    hidden = [row for row in queries.compactions.hidden(work, *which) if _is_unit(queue, row)]
     found = {_id(row): _listed(row, "retired") for row in merged}
     found |= {_id(row): _listed(row, "hidden", by=(row["by_transaction"], row["by_number"])) for row in hidden}
-    found |= {_id(row): _listed(row, "visible", left=row["left"]) for row in queries.segments.of_reader(work, *place)}
+    found |= {_id(row): _listed(row, "visible", left=row["left"]) for row in queries.segments.of_reader(work, *which)}
     return [found[one] for one in sorted(found, key=lambda one: (found[one].range.first, -one[0], -one[1]))]
 
 

@@ -16,7 +16,7 @@ from operator import eq, itemgetter
 
 from export_queue.core.queue import Entries, Position, Queue, Range, read_entries
 from export_queue.core.segments.model import Segment
-from export_queue.core.segments.reading import BATCH_ROWS, Row, SegmentReader, count_until, mean_bytes, place_of
+from export_queue.core.segments.reading import BATCH_ROWS, Row, SegmentReader, count_until, key_of, mean_bytes
 from export_queue.core.store import EntryKey, Reading
 from export_queue.core.transactions import Snapshot
 
@@ -149,24 +149,24 @@ class UnitReader:
         if not self._stored and not self._stored_is_read:
             self._read_stored(work)
         before = self._fill()
-        ends = [place_of(one.rows[-1]) for one in self._sources if one.rows and not one.is_read]
+        ends = [key_of(one.rows[-1]) for one in self._sources if one.rows and not one.is_read]
         if self._stored and not self._stored_is_read:
-            ends.append(place_of(self._stored[-1]))
+            ends.append(key_of(self._stored[-1]))
         until = min(ends, default=None)
         found = {at: one.take(until, before) for at, one in enumerate(self._sources)}
         kept = count_until(self._stored, until, before)
         found[_ROWS] = self._stored[:kept]
         self._stored = self._stored[kept:]
         end = self._until
-        if end is not None and any(rows and place_of(rows[-1]) > end for rows in found.values()):
-            found = {at: rows[: bisect_right(rows, end, key=place_of)] for at, rows in found.items()}
+        if end is not None and any(rows and key_of(rows[-1]) > end for rows in found.values()):
+            found = {at: rows[: bisect_right(rows, end, key=key_of)] for at, rows in found.items()}
             self._end()
         found = {at: rows for at, rows in found.items() if rows}
         for at, rows in found.items():
             self._pending_of.setdefault(at, []).extend(rows)
         added = [row for rows in found.values() for row in rows]
         if len(found) > 1:
-            added.sort(key=place_of)
+            added.sort(key=key_of)
         self._pending += added
         self._pending_bytes += bytes_of_all(added)
 
@@ -183,7 +183,7 @@ class UnitReader:
                 if held > _HELD_BYTES:
                     held = self._set_aside()
         aside = sorted((one for one in self._sources if one.ahead is not None), key=_ahead_of, reverse=True)
-        first = min((place_of(one.rows[0]) for one in self._sources if one.rows), default=None)
+        first = min((key_of(one.rows[0]) for one in self._sources if one.rows), default=None)
         while aside and (held < _HELD_BYTES / 2 or first is None or _ahead_of(aside[-1]) <= first):
             source = aside.pop()
             first = _ahead_of(source) if first is None else min(first, _ahead_of(source))
@@ -193,7 +193,7 @@ class UnitReader:
 
     def _set_aside(self) -> float:
         """Set aside the sources whose next entries come last, until the others use half of the memory."""
-        filled = sorted((one for one in self._sources if one.rows), key=lambda one: place_of(one.rows[0]))
+        filled = sorted((one for one in self._sources if one.rows), key=lambda one: key_of(one.rows[0]))
         held = sum(one.bytes for one in filled)
         while len(filled) > 1 and held > _HELD_BYTES / 2:
             held -= filled[-1].bytes
@@ -250,12 +250,12 @@ class UnitReader:
     def _hand_out(self, end: int) -> Chunk:
         everything, self._pending = self._pending[:end], self._pending[end:]
         self._pending_bytes = bytes_of_all(self._pending)
-        by_source = self._take_up_to(place_of(everything[-1])) if everything else {}
+        by_source = self._take_up_to(key_of(everything[-1])) if everything else {}
         # In the order of the segments, so that two tasks that record runs of the same segments cannot deadlock.
         runs = tuple(self._run(source, by_source[source]) for source in sorted(by_source) if source != _ROWS)
         for source, rows in by_source.items():
-            self._handed_out[source] = place_of(rows[-1])
-        rows = everything if len(by_source) < 2 else _last_at_each_place(everything)
+            self._handed_out[source] = key_of(rows[-1])
+        rows = everything if len(by_source) < 2 else _last_of_each_key(everything)
         entries = Entries(
             [row[0] for row in rows],
             [row[1] for row in rows],
@@ -269,7 +269,7 @@ class UnitReader:
         """Take the entries up to a position, by source; sources without such entries are left out."""
         taken = {}
         for source, rows in list(self._pending_of.items()):
-            end = bisect_right(rows, last, key=place_of)
+            end = bisect_right(rows, last, key=key_of)
             if end:
                 taken[source] = rows[:end]
             if end < len(rows):
@@ -282,8 +282,8 @@ class UnitReader:
         return Run(
             self._sources[source].segment,
             self._handed_out.get(source),
-            place_of(rows[0]),
-            place_of(rows[-1]),
+            key_of(rows[0]),
+            key_of(rows[-1]),
             rows,
         )
 
@@ -293,7 +293,7 @@ def _ahead_of(source: SegmentReader) -> EntryKey:
     return source.ahead
 
 
-def _last_at_each_place(rows: list[Row]) -> list[Row]:
+def _last_of_each_key(rows: list[Row]) -> list[Row]:
     """Keep one entry at each position: a retried dead letter may also be in files that have fallen back."""
     keys = list(map(itemgetter(1), rows))
     if not any(map(eq, keys, islice(keys, 1, None))):  # the normal case, which is fast

@@ -23,7 +23,7 @@ BATCH_ROWS = 4096
 _ALL_SLICES_AT_ONCE_BYTES = 1 << 20
 
 
-place_of: Callable[[Row], EntryKey] = itemgetter(slice(3))
+key_of: Callable[[Row], EntryKey] = itemgetter(slice(3))
 """Return an entry's position in the order of its queue."""
 
 
@@ -114,7 +114,7 @@ class SegmentReader:
                 raise
             if found:
                 self.rows = found
-                self._after = place_of(found[-1])
+                self._after = key_of(found[-1])
             if is_last:  # closed at once, so that thousands of small files are not open together
                 self.is_read = True
                 self.close()
@@ -124,7 +124,7 @@ class SegmentReader:
         end = count_until(self.rows, until, before)
         taken, self.rows = self.rows[:end], self.rows[end:]
         if taken:
-            self._taken = place_of(taken[-1])
+            self._taken = key_of(taken[-1])
         return taken
 
     @property
@@ -134,7 +134,7 @@ class SegmentReader:
 
     def set_aside(self) -> None:
         """Drop the entries that were not taken. They are read again when they are needed."""
-        self.ahead = place_of(self.rows[0])
+        self.ahead = key_of(self.rows[0])
         self.rows, self.is_read, self._after = [], False, self._taken
         self.close()
 
@@ -181,7 +181,7 @@ class SegmentReader:
         """Leave out what was read before, what is drained, and other buckets."""
         start = bisect_left(rows, self._first, key=_bucket_of)
         if self._after is not None:
-            start = max(start, bisect_right(rows, self._after, key=place_of))
+            start = max(start, bisect_right(rows, self._after, key=key_of))
         return without(rows[start : bisect_left(rows, self._end, key=_bucket_of)], self.segment.done)
 
 
@@ -192,8 +192,8 @@ def mean_bytes(segment: Segment) -> float:
 
 def count_until(rows: Sequence[Row], until: EntryKey | None, before: EntryKey | None) -> int:
     """Count the entries up to one position and before another one; None is no bound."""
-    end = len(rows) if until is None else bisect_right(rows, until, key=place_of)
-    return end if before is None else min(end, bisect_left(rows, before, key=place_of))
+    end = len(rows) if until is None else bisect_right(rows, until, key=key_of)
+    return end if before is None else min(end, bisect_left(rows, before, key=key_of))
 
 
 def read_slices(segments: Sequence[Segment]) -> list[pa.Table]:
@@ -239,8 +239,8 @@ def left_of(segment: Segment, table: pa.Table) -> pa.Table:
 
     if not segment.done:
         return table
-    places = zip(*(table[name].to_pylist() for name in COLUMNS[:3]), strict=True)
-    numbered = [(*place, number) for number, place in enumerate(places)]
+    keys = zip(*(table[name].to_pylist() for name in COLUMNS[:3]), strict=True)
+    numbered = [(*key, number) for number, key in enumerate(keys)]
     left = [number for *_, number in without(numbered, segment.done)]
     return table.take(pa.array(left, pa.int64()))  # the type of an empty list is unknown without it
 
@@ -253,8 +253,8 @@ def without(rows: Sequence[Any], parts: Iterable[tuple[EntryKey, EntryKey]]) -> 
     """
     left = list(rows)
     for first, last in parts:
-        if left and first <= place_of(left[-1]) and last >= place_of(left[0]):
-            begin, end = bisect_left(left, first, key=place_of), bisect_right(left, last, key=place_of)
+        if left and first <= key_of(left[-1]) and last >= key_of(left[0]):
+            begin, end = bisect_left(left, first, key=key_of), bisect_right(left, last, key=key_of)
             left = left[:begin] + left[end:]
     return left
 

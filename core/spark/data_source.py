@@ -25,7 +25,7 @@ from export_queue.core.drain import Problem
 from export_queue.core.errors import AlreadyCommitted, ExportQueueError, InvalidArgument, RegistrationLost
 from export_queue.core.queue import buckets_of
 from export_queue.core.segments import FileReport, begin_load, write_segments
-from export_queue.core.spark.encoding import key_bytes, place, raw_keys, row_without_queue, value_bytes
+from export_queue.core.spark.encoding import key_bytes, raw_keys, row_location, row_without_queue, value_bytes
 from export_queue.core.spark.job_commit import check_complete, report_of, stage_files
 from export_queue.core.spark.load_tasks import (
     Outcome,
@@ -258,14 +258,14 @@ class _Runs:
                 rows_of.setdefault(queue_id, []).append(row)
             for queue_id, rows in rows_of.items():
                 if queue_id is None:
-                    raise row_without_queue(batch.column(target.key)[rows[0]].as_py(), self._place(rows[0]))
+                    raise row_without_queue(batch.column(target.key)[rows[0]].as_py(), self._location(rows[0]))
                 self._encode(queue_id, batch.take(pa.array(rows)), rows)
         self._seen += batch.num_rows
         if self._bytes >= RUN_BYTES:
             self.end()
 
-    def _place(self, row: int) -> str:
-        return place(self._partition, self._seen + row)
+    def _location(self, row: int) -> str:
+        return row_location(self._partition, self._seen + row)
 
     def _encode(self, queue_id: str, batch: pa.RecordBatch, rows: Sequence[int]) -> None:
         """Add rows of one queue.
@@ -273,7 +273,7 @@ class _Runs:
         :param rows: their numbers within the batch that Spark handed over.
         """
         queue, target = self._writer.targets[queue_id], self._writer.settings.target
-        keys = key_bytes(raw_keys(batch.column(target.key)), queue, lambda row: self._place(rows[row]))
+        keys = key_bytes(raw_keys(batch.column(target.key)), queue, lambda row: self._location(rows[row]))
         values = value_bytes(batch.column(target.value), keys, queue)
         buckets = pa.array(buckets_of(keys.to_pylist(), queue.buckets), pa.int32())
         part = pa.RecordBatch.from_arrays([buckets, keys, values], ["bucket", "key", "value"])

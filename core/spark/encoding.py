@@ -22,7 +22,7 @@ def raw_keys(keys: pa.Array) -> pa.Array:
     return (keys.cast(pa.string()) if pa.types.is_integer(keys.type) else keys).cast(pa.binary())
 
 
-def place(partition: int, row: int) -> str:
+def row_location(partition: int, row: int) -> str:
     """Name a row by its position in the DataFrame, for errors about rows without a usable key."""
     return f"row {row} of partition {partition}, both counted from 0"
 
@@ -30,7 +30,7 @@ def place(partition: int, row: int) -> str:
 def row_without_queue(key: bytes | str | None, where: str | None = None) -> EntryError:
     """Return the error for a row that names no queue.
 
-    :param where: the :func:`place` of the row, if it is known.
+    :param where: the :func:`row_location` of the row, if it is known.
     """
     named = f"the row with key {key!r}" if where is None else f"{where}, with key {key!r}"
     return EntryError(f"expected the id of a queue in each row, found null in {named}")
@@ -40,7 +40,7 @@ def key_bytes(keys: pa.Array, queue: Queue, where: Callable[[int], str]) -> pa.A
     """Check the keys of a batch.
 
     :param keys: their bytes, as Spark encoded them.
-    :param where: returns the :func:`place` of a row of the batch.
+    :param where: returns the :func:`row_location` of a row of the batch.
     :returns: the keys as ``binary``.
     :raises EntryError: a key is null, empty or too long, or is not UTF-8 although the queue's keys are text.
     """

@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from export_queue.core.codecs import MAX_KEY_BYTES
-from export_queue.core.spark.encoding import place, row_without_queue
+from export_queue.core.spark.encoding import row_location, row_without_queue
 from export_queue.core.spark.targets import Target, Targets
 
 if TYPE_CHECKING:
@@ -40,31 +40,31 @@ def entry_columns(df: DataFrame, target: Target) -> DataFrame:
 def sorted_entries(df: DataFrame, target: Target, targets: Targets, tasks: int) -> DataFrame:
     """Distribute rows over tasks by the key's hash, and sort the rows of each task in the order of files.
 
-    An invalid key has no bucket. Its ``bucket`` holds the row's position instead, see :func:`place_of`: the task that
-    refuses the row cannot know where in the DataFrame it was.
+    An invalid key has no bucket. Its ``bucket`` holds the row's position instead (see :func:`location_of`): the task
+    that refuses the row cannot know where in the DataFrame it was.
 
     :param tasks: number of tasks.
     """
     hashed = f.xxhash64(f.col("key"))
     fits = f.coalesce(f.octet_length("key").between(1, MAX_KEY_BYTES), f.lit(False))
-    bucket = f.when(fits, f.pmod(hashed, _buckets(targets, target))).otherwise(-1 - f.col("place"))
+    bucket = f.when(fits, f.pmod(hashed, _buckets(targets, target))).otherwise(-1 - f.col("location"))
     # The bucket is a remainder of the whole hash, so the upper half of the hash is independent of it.
     task = f.pmod(f.shiftrightunsigned(hashed, 32), f.lit(tasks)).cast("int")
     # A separate step: the function numbers the rows of the step in which it is called.
-    placed = entry_columns(df, target).select("*", f.monotonically_increasing_id().alias("place"))
+    placed = entry_columns(df, target).select("*", f.monotonically_increasing_id().alias("location"))
     rows = placed.select("*", bucket.alias("bucket"), task.alias("task"))
     order = ["bucket", "key"] if target.queue_column is None else ["queue", "bucket", "key"]
     order += [] if target.latest_by is None else ["latest"]
     return rows.repartitionById(tasks, "task").select(*order, "value").sortWithinPartitions(*order)
 
 
-def place_of(batch: pa.RecordBatch, row: int) -> str:
+def location_of(batch: pa.RecordBatch, row: int) -> str:
     """Return where in the DataFrame a row with an invalid key was.
 
     :param batch: rows of :func:`sorted_entries`.
     """
     number = -1 - batch.column("bucket")[row].as_py()
-    return place(number >> _ROW_BITS, number & ((1 << _ROW_BITS) - 1))
+    return row_location(number >> _ROW_BITS, number & ((1 << _ROW_BITS) - 1))
 
 
 def parts_by_queue(

@@ -16,7 +16,7 @@ from export_queue.core.errors import EntryError, ExportQueueError
 from export_queue.core.queue import Queue
 from export_queue.core.segments import FileReport, delete_files, write_segments
 from export_queue.core.spark.encoding import key_bytes, shown_key, value_bytes
-from export_queue.core.spark.frames import parts_by_queue, place_of
+from export_queue.core.spark.frames import location_of, parts_by_queue
 from export_queue.core.spark.targets import Targets
 
 OUTCOME = "outcome string"
@@ -74,7 +74,7 @@ def encoded(batch: pa.RecordBatch, queue: Queue) -> pa.RecordBatch:
 
     :raises EntryError: a row is refused.
     """
-    keys = key_bytes(batch.column("key"), queue, lambda row: place_of(batch, row))
+    keys = key_bytes(batch.column("key"), queue, lambda row: location_of(batch, row))
     values = value_bytes(batch.column("value"), keys, queue)
     buckets = batch.column("bucket").cast(pa.int32())
     return pa.RecordBatch.from_arrays([buckets, keys, values], ["bucket", "key", "value"])

@@ -23,7 +23,7 @@ from export_queue.core.retry import Retry
 from export_queue.core.spark.action import JobProgress, collect
 from export_queue.core.spark.carried_secrets import CarriedSecrets, references
 from export_queue.core.spark.connecting import secrets_for
-from export_queue.core.spark.encoding import key_bytes, place, value_bytes
+from export_queue.core.spark.encoding import key_bytes, row_location, value_bytes
 from export_queue.core.spark.frames import entry_columns, parts_by_queue
 from export_queue.core.spark.targets import Target, Targets
 from export_queue.core.spark.write import LoadReport
@@ -104,7 +104,7 @@ def _task(store: StoreSpec, secrets: CarriedSecrets, targets: Targets, single: s
 
 def _rows_from(first: int) -> Callable[[int], str]:
     partition = TaskContext.get().partitionId()  # type: ignore[union-attr]
-    return lambda row: place(partition, first + row)
+    return lambda row: row_location(partition, first + row)
 
 
 def _add(

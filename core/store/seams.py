@@ -458,7 +458,7 @@ class LockSteps(Protocol):
         :returns: their fence; None if the caller must decide the request step by step.
         """
 
-    def release_locks(self, connection: Handle, places: Sequence[tuple[int, int]], queues: Sequence[int]) -> bool:
+    def release_locks(self, connection: Handle, held: Sequence[tuple[int, int]], queues: Sequence[int]) -> bool:
         """Remove locks, by fence and first bucket; return whether anybody requests locks of one of the queues."""
 
 

@@ -22,8 +22,8 @@ class _Bounded:
 
     def excludes(self, version: int) -> bool:
         """Return whether an id is among the excluded ones, by a binary search that needs no set."""
-        place = bisect_left(self.excluded, version)
-        return place < len(self.excluded) and self.excluded[place] == version
+        at = bisect_left(self.excluded, version)
+        return at < len(self.excluded) and self.excluded[at] == version
 
     def require_above(self, horizon: int) -> None:
         """Raise :class:`SnapshotTooOld` if clean-up may have overtaken this snapshot.
@@ -111,7 +111,7 @@ class ServerSnapshot(_Bounded):
     :param excluded: the ids of long transactions in progress, and invalid ids, ascending. The rows that are staged
         under them belong to SQL transactions that have ended.
     :param low: every smaller id had ended.
-    :param origin: the life of the server; it ends when the server crashes, or another one takes its place.
+    :param origin: the life of the server; it ends when the server crashes, or another one takes its at.
     """
 
     xmax: int

@@ -9,7 +9,7 @@ from export_queue.core.errors import ChangeSetTooLarge
 from export_queue.core.store import Cell, Limits, Writes
 from export_queue.core.transactions.value import Level
 
-EntryKey = tuple[int, int, bytes]
+AddedKey = tuple[int, int, bytes]
 """Queue number, hash of the key, key."""
 
 log = logging.getLogger("export_queue.transactions")
@@ -32,7 +32,7 @@ class WriteBuffer:
     def _reset(self) -> None:
         self.keys: set[bytes] = set()
         self._layers: list[dict[Cell, bytes | None]] = [{}]  # one per checkpoint, the current one last
-        self.entries: dict[EntryKey, bytes | None] = {}
+        self.entries: dict[AddedKey, bytes | None] = {}
         self.notifications: set[Cell] = set()
         """Cells on which the commit sets a notification."""
         self.acknowledged: set[Cell] = set()
@@ -58,7 +58,7 @@ class WriteBuffer:
         self._grow(len(value or b"") - len(replaced or b"") + (0 if cell in layer else len(cell[1]) + len(cell[2])))
         layer[cell] = value
 
-    def put_entries(self, entries: Mapping[EntryKey, bytes | None], conflict_keys: Collection[bytes] = ()) -> None:
+    def put_entries(self, entries: Mapping[AddedKey, bytes | None], conflict_keys: Collection[bytes] = ()) -> None:
         """Add entries and conflict keys, all or none.
 
         :raises ChangeSetTooLarge: the transaction would exceed its limits.

@@ -43,7 +43,7 @@ from export_queue.core.store import (
     new_request,
     queries,
 )
-from export_queue.core.transactions.buffer import EntryKey, WriteBuffer
+from export_queue.core.transactions.buffer import AddedKey, WriteBuffer
 from export_queue.core.transactions.idempotency import (
     as_json,
     check_idempotency_key,
@@ -389,7 +389,7 @@ class OpenTransaction:
         if conflict_key is not None:
             self.buffer.keys.add(conflict_key)
 
-    def add_entries(self, entries: Mapping[EntryKey, bytes | None], *, conflict_keys: Collection[bytes] = ()) -> None:
+    def add_entries(self, entries: Mapping[AddedKey, bytes | None], *, conflict_keys: Collection[bytes] = ()) -> None:
         """Buffer entries, all or none."""
         self._require_writable()
         self.buffer.put_entries(entries, conflict_keys)

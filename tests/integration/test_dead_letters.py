@@ -108,7 +108,7 @@ def test_a_page_goes_on_where_the_one_before_ended(orders: Store) -> None:
     while page := orders.dead_letters.list("orders", after=after, limit=5):
         assert len(page) <= 5
         seen += [letter.position.key.decode() for letter in page]
-        after = page[-1].place
+        after = page[-1].id
     assert seen == [f"k{batch}{i}" for batch in range(3) for i in range(4)]
 
 

@@ -45,7 +45,7 @@ some_locks = st.lists(
         Lock,
         area=areas,
         **who,
-        place=st.just((0, 0)),
+        id=st.just((0, 0)),
         lease_ms=st.sampled_from([-MINUTE, MINUTE]),
         revoked=st.sampled_from([False, False, True]),
     ),
@@ -98,14 +98,14 @@ def written(
         now = work.now()
         of_queue = {"queue_number": queue.number, "layout": queue.layout}
         on_record = [
-            replace(lock, place=(number, lock.area.first), lease_ms=now + lock.lease_ms)
+            replace(lock, id=(number, lock.area.first), lease_ms=now + lock.lease_ms)
             for number, lock in enumerate(locks, 1)
         ]
         waiting = [replace(one, number=number, until_ms=now + one.until_ms) for number, one in enumerate(requests, 1)]
         for lock in on_record:
             row = {name: getattr(lock, name) for name in ("mode", "priority", "task", "attempt", "lease_ms", "revoked")}
             area = {"first_bucket": lock.area.first, "end_bucket": lock.area.end, "segment": text_of(lock.area.members)}
-            work.connection.execute(schema.lock.insert().values(**row, **area, **of_queue, fence=lock.place[0]))
+            work.connection.execute(schema.lock.insert().values(**row, **area, **of_queue, fence=lock.id[0]))
         for one in waiting:
             row = {name: getattr(one, name) for name in ("number", "mode", "priority", "task", "attempt", "until_ms")}
             more = {"areas": areas_text(one.areas), "asked_ms": now}

@@ -303,15 +303,15 @@ class StoreMachine(WorkingMachine):
             assert found == self.model.entries_in(seen)
             if not found:
                 return
-            places = sorted(Position(bucket(key, queue.buckets), key, seq) for key, seq in found)
-            doomed = places[:2] if some else places
+            ids = sorted(Position(bucket(key, queue.buckets), key, seq) for key, seq in found)
+            doomed = ids[:2] if some else ids
             gone = [(place.key, place.seq) for place in doomed]
             self.doubt = [lambda model, _: model.remove(seen, gone) == len(gone)]
             with store.database.begin() as work:
                 if some:
                     removed = remove_entries(work, queue, doomed)
                 else:
-                    removed = remove_span(work, queue, snapshot, places[0], places[-1])
+                    removed = remove_span(work, queue, snapshot, ids[0], ids[-1])
             assert removed == self.model.remove(seen, gone) == len(gone)
 
     # --- outcomes and idempotency keys

@@ -76,7 +76,7 @@ def held(area: Area, **more: object) -> Lock:
         "priority": 50,
         "task": "holder",
         "attempt": "1",
-        "place": (1, area.first),
+        "id": (1, area.first),
         "lease_ms": NOW + 1,
     }
     return Lock(area=area, **(values | more))  # type: ignore[arg-type]
@@ -126,8 +126,8 @@ def test_siblings_share_the_lock_of_their_attempt_that_covers_them(
 
 
 def test_a_request_revokes_all_that_is_in_its_way_or_nothing() -> None:
-    low, lower = held(Area(0, 5), priority=25), held(Area(5, 10), priority=0, place=(2, 5))
-    equal = held(Area(5, 10), priority=75, place=(3, 5))
+    low, lower = held(Area(0, 5), priority=25), held(Area(5, 10), priority=0, id=(2, 5))
+    equal = held(Area(5, 10), priority=75, id=(3, 5))
     request = asked(WHOLE, priority=75)
     assert decide(request, [low, lower], [], now=NOW) == Granted((), (low, lower))
     assert decide(request, [low, lower], [], now=NOW, revokes=False) == Waits((low, lower))
@@ -195,7 +195,7 @@ def test_a_drain_leaves_out_what_a_compaction_holds_and_revokes_it_only_when_tol
 def test_a_drain_takes_nothing_of_a_unit_on_which_its_equal_works() -> None:
     other = held(Area(0, 10, frozenset({"8.1"})), priority=75)
     assert chosen(other) is None
-    assert chosen(other, held(Area(0, 10, frozenset({"7.1"})), priority=25, place=(2, 0)), revokes=True) is None
+    assert chosen(other, held(Area(0, 10, frozenset({"7.1"})), priority=25, id=(2, 0)), revokes=True) is None
     assert chosen(held(WHOLE, priority=25)) is None, "an interval lock is not left out"
     own = held(Area(0, 10, frozenset({ROWS})), priority=75, task="asker")
     assert chosen(own) is None, "each entry is brought once"
@@ -227,7 +227,7 @@ _who = {
 }
 _locks = st.lists(
     st.builds(
-        Lock, area=_areas, **_who, place=st.just((0, 0)), lease_ms=st.integers(NOW - 1, NOW + 1), revoked=st.booleans()
+        Lock, area=_areas, **_who, id=st.just((0, 0)), lease_ms=st.integers(NOW - 1, NOW + 1), revoked=st.booleans()
     ),
     max_size=6,
 )
@@ -240,7 +240,7 @@ _requests = st.lists(
 def test_a_decision_is_that_of_a_plain_oracle(
     request_: Request, locks: list[Lock], others: list[Request], revokes: bool
 ) -> None:
-    locks = [replace(lock, place=(at, lock.area.first)) for at, lock in enumerate(locks)]
+    locks = [replace(lock, id=(at, lock.area.first)) for at, lock in enumerate(locks)]
     others = [replace(other, number=at) for at, other in enumerate(others)]
     found = decide(request_, locks, others, now=NOW, revokes=revokes)
     standing, ahead, is_covered = oracle(request_, locks, others)

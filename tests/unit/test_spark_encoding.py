@@ -143,11 +143,11 @@ def test_a_refused_value_is_named_by_its_key(values: Any, options: dict[str, Any
 )
 def test_a_refused_key_is_named(keys: list[bytes | None], message: str) -> None:
     with pytest.raises(EntryError) as raised:
-        encoding.key_bytes(pa.array(keys, pa.binary()), a_queue(), lambda row: encoding.place(7, row))
+        encoding.key_bytes(pa.array(keys, pa.binary()), a_queue(), lambda row: encoding.row_location(7, row))
     assert message in raised.value.message
 
 
 def test_keys_of_bytes_need_not_be_text() -> None:
     keys = pa.array([b"\xff"], pa.binary())
-    found = encoding.key_bytes(keys, a_queue(key="bytes"), lambda row: encoding.place(7, row))
+    found = encoding.key_bytes(keys, a_queue(key="bytes"), lambda row: encoding.row_location(7, row))
     assert found.to_pylist() == [b"\xff"]

@@ -160,6 +160,6 @@ class PostgresLocks(_InSchema, LockSteps):
         (fence,) = self._one(connection, sql.LOCK_AT_ONCE, (*of_queue, firsts, ends, members, *of_task))
         return None if fence is None else int(fence)
 
-    def release_locks(self, connection: Handle, places: Sequence[tuple[int, int]], queues: Sequence[int]) -> bool:
-        fences, firsts = ([place[i] for place in places] for i in range(2))
+    def release_locks(self, connection: Handle, held: Sequence[tuple[int, int]], queues: Sequence[int]) -> bool:
+        fences, firsts = ([one[i] for one in held] for i in range(2))
         return bool(self._one(connection, sql.RELEASE_LOCKS, (fences, firsts, list(queues)))[0])

@@ -14,7 +14,7 @@ from export_queue.core.store.schema import entry as e
 from export_queue.core.store.seams import EntryKey
 from export_queue.core.store.snapshot import Snapshot
 
-Place = tuple[int, bytes]
+BucketAndKey = tuple[int, bytes]
 """Bucket and key of entries."""
 _REMOVE_BLOCK = 300
 """Entries that one statement names: 3 parameters each, well below SQLite's limit."""
@@ -33,17 +33,17 @@ def _of(queue: int, layout: int) -> sa.ColumnElement[bool]:
 
 
 def select_waiting(
-    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, place: Place | None, rows: int, values: bool
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, at: BucketAndKey | None, rows: int, values: bool
 ) -> list[tuple[int, bytes, int, int | None, bytes | None]]:
     """Read the first visible entries in the order of their keys: bucket, key, seq, bytes of the value, value.
 
-    :param place: None for all entries.
+    :param at: None for all entries.
     :param values: whether the values are read; otherwise they are None.
     """
     value = e.c.value if values else sa.null()
     statement = (
         sa.select(e.c.bucket, e.c.key, e.c.seq, sa.func.length(e.c.value), value)
-        .where(_of(queue, layout), visible(work, snapshot), *_at(place))
+        .where(_of(queue, layout), visible(work, snapshot), *_at(at))
         .order_by(e.c.bucket, e.c.key, e.c.seq)
         .limit(rows)
     )
@@ -51,14 +51,16 @@ def select_waiting(
     return [(bucket, bytes(key), seq, size, content) for bucket, key, seq, size, content in found]
 
 
-def hidden_seqs(work: Reading, queue: int, layout: int, snapshot: Snapshot, *, place: Place, rows: int) -> list[int]:
+def hidden_seqs(
+    work: Reading, queue: int, layout: int, snapshot: Snapshot, *, at: BucketAndKey, rows: int
+) -> list[int]:
     """Read the seqs of a key's entries that a snapshot does not see."""
-    hidden = sa.select(e.c.seq).where(_of(queue, layout), sa.not_(visible(work, snapshot)), *_at(place))
+    hidden = sa.select(e.c.seq).where(_of(queue, layout), sa.not_(visible(work, snapshot)), *_at(at))
     return [int(seq) for seq in work.connection.scalars(hidden.order_by(e.c.seq).limit(rows))]
 
 
-def _at(place: Place | None) -> tuple[sa.ColumnElement[bool], ...]:
-    return () if place is None else (e.c.bucket == place[0], e.c.key == place[1])
+def _at(at: BucketAndKey | None) -> tuple[sa.ColumnElement[bool], ...]:
+    return () if at is None else (e.c.bucket == at[0], e.c.key == at[1])
 
 
 def delete_span(work: Work, queue: int, layout: int, snapshot: Snapshot, first: EntryKey, last: EntryKey) -> int:

@@ -19,7 +19,7 @@ from export_queue.core.store.schema import lock as lk
 from export_queue.core.store.schema import lock_request as rq
 from export_queue.core.store.schema import queue as q
 
-Place = tuple[int, int]
+LockId = tuple[int, int]
 """Fence and first bucket: the key of a lock. All locks of one claim have one fence."""
 
 _in_order = (lk.c.fence, lk.c.first_bucket)
@@ -54,26 +54,26 @@ def insert(work: Work, rows: Sequence[Mapping[str, Any]]) -> None:
     work.connection.execute(lk.insert(), list(rows))
 
 
-def select_held(work: Work, places: Iterable[Place], *, now: int, shared: bool) -> set[Place]:
+def select_held(work: Work, ids: Iterable[LockId], *, now: int, shared: bool) -> set[LockId]:
     """Lock the rows of locks and return those that are neither expired nor revoked."""
     statement = (
         sa.select(*_in_order)
-        .where(_at(work, places), lk.c.lease_ms > now, lk.c.revoked.is_(False))
+        .where(_at(work, ids), lk.c.lease_ms > now, lk.c.revoked.is_(False))
         .order_by(*_in_order)
         .with_for_update(read=shared)
     )
     return {(int(fence), int(first)) for fence, first in work.connection.execute(statement)}
 
 
-def extend(work: Work, places: Iterable[Place], *, lease_ms: int) -> None:
+def extend(work: Work, ids: Iterable[LockId], *, lease_ms: int) -> None:
     """Set the end of leases whose rows are locked."""
-    work.connection.execute(lk.update().where(_at(work, places)).values(lease_ms=lease_ms))
+    work.connection.execute(lk.update().where(_at(work, ids)).values(lease_ms=lease_ms))
 
 
-def delete(work: Work, places: Collection[Place]) -> None:
+def delete(work: Work, ids: Collection[LockId]) -> None:
     """Remove locks."""
-    if places:
-        _delete(work, _at(work, places))
+    if ids:
+        _delete(work, _at(work, ids))
 
 
 def delete_of_attempt(work: Work, task: str, attempt: str, *, queue: int, layout: int, firsts: Sequence[int]) -> None:
@@ -135,10 +135,10 @@ def revoke(work: Work, task: str, attempts: Collection[str]) -> int:
     return work.connection.execute(lk.update().where(chosen).values(revoked=True)).rowcount
 
 
-def revoke_at(work: Work, places: Collection[Place]) -> None:
+def revoke_at(work: Work, ids: Collection[LockId]) -> None:
     """Mark locks as revoked whose rows are locked."""
-    if places:
-        work.connection.execute(lk.update().where(_at(work, places)).values(revoked=True))
+    if ids:
+        work.connection.execute(lk.update().where(_at(work, ids)).values(revoked=True))
 
 
 def of_queue(work: Reading, queue: int, *, now: int | None = None) -> list[Mapping[str, Any]]:
@@ -171,10 +171,10 @@ def delete_requests(work: Work, numbers: Collection[int]) -> None:
         work.connection.execute(rq.delete().where(rq.c.number.in_(sorted(numbers))))
 
 
-def _at(work: Reading, places: Iterable[Place]) -> sa.ColumnElement[bool]:
+def _at(work: Reading, ids: Iterable[LockId]) -> sa.ColumnElement[bool]:
     # One parameter for all buckets of a claim: neither database accepts many thousands of parameters.
     by_fence: defaultdict[int, list[int]] = defaultdict(list)
-    for fence, first in places:
+    for fence, first in ids:
         by_fence[fence].append(first)
     parts = [sa.and_(lk.c.fence == fence, among(work, lk.c.first_bucket, firsts)) for fence, firsts in by_fence.items()]
     return sa.or_(sa.false(), *parts)

@@ -252,11 +252,11 @@ class SqliteSteps(TransactionSteps):
             if writes.entries:
                 raw.execute(sql.COUNT_STAGING, (transaction,))
             entries = _staged(raw, transaction, writes.entries)
-            staged = raw.executemany(sql.STAGE_ENTRY, [(transaction, *place, h, flush) for place, h, _ in entries])
+            staged = raw.executemany(sql.STAGE_ENTRY, [(transaction, *key, h, flush) for key, h, _ in entries])
             if writes.entries and staged.rowcount < len(writes.entries):
                 return ()
             self._write_cells(raw, pointer, writes)
-            raw.executemany(sql.PUT_ENTRY, [(*place, transaction, value) for place, _, value in entries])
+            raw.executemany(sql.PUT_ENTRY, [(*key, transaction, value) for key, _, value in entries])
             raw.executemany(sql.PUT_NOTIFICATION, [(*cell, pointer) for cell in writes.notifications])
         return pointers
 
@@ -457,8 +457,8 @@ def _of_readers(
     readers: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     added_to = json.dumps(list({entry[0] for entry in entries}))
     if load is None:
-        for source, *place in raw.execute(sql.READERS, (seq, added_to)):
-            readers[source].append(tuple(place))
+        for source, *reader in raw.execute(sql.READERS, (seq, added_to)):
+            readers[source].append(tuple(reader))
     else:
         for number, layout, buckets, _ in raw.execute(sql.QUEUES, (seq, added_to)):
             readers[number].append((number, layout, buckets))
