@@ -7,7 +7,7 @@ A value of a subclass is read with the methods of its base class, not with its o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -60,10 +60,10 @@ def json_bytes(value: Any) -> bytes:
     """
     try:
         encoded = orjson.dumps(value, _plain, _OPTIONS)
-    except TypeError as error:
-        encoded = _with_large_numbers(value, error)
+    except TypeError:  # perhaps only because of whole numbers of more than 64 bits
+        return orjson.dumps(_spelled_out(value, ()), _plain, _OPTIONS)
     if b"null" in encoded and _lost(value):  # without a null, nothing can have been lost
-        raise NotJson(next(_misfits(value, ())))
+        _spelled_out(value, ())  # raises an error that names the part
     return encoded
 
 
@@ -207,33 +207,6 @@ def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(one.name for one in fields(kind))
 
 
-def _with_large_numbers(value: Any, error: TypeError) -> bytes:
-    """Encode a value that orjson has refused, perhaps only because of whole numbers of more than 64 bits."""
-    misfit = next(_misfits(value, ()), None)
-    if misfit is not None:
-        raise NotJson(misfit) from error
-    try:
-        return orjson.dumps(_spelled_out(value), _plain, _OPTIONS)
-    except TypeError as again:
-        raise NotJson(Misfit("", f"is not JSON: {again}", _PLAIN)) from again
-
-
-def _spelled_out(value: Any) -> Any:
-    """Return a copy of a value in which large whole numbers are replaced by their digits."""
-    if isinstance(value, Enum):
-        return _spelled_out(value.value)
-    if isinstance(value, int):
-        number = int.__index__(value)  # `in range` would search linearly for a subclass of int
-        return value if number in _WHOLE else orjson.Fragment(str(number))
-    if isinstance(value, dict):
-        return {key: _spelled_out(part) for key, part in dict.items(value)}
-    if isinstance(value, list):
-        return [_spelled_out(part) for part in list.__iter__(value)]
-    if type(value) is tuple:
-        return [_spelled_out(part) for part in value]
-    return _spelled_out(_fields(value)) if _is_record(value) else value
-
-
 def _lost(value: Any) -> bool:
     """Return whether orjson has turned a number into null."""
     if isinstance(value, Enum):
@@ -255,59 +228,51 @@ def _is_record(value: Any) -> bool:
     return is_dataclass(value) and not isinstance(value, type)
 
 
-_Path = tuple[str, ...]
+def _spelled_out(value: Any, path: tuple[str, ...]) -> Any:
+    """Return a copy of a value in which everything is spelled out that orjson does not encode itself.
 
-
-def _misfits(value: Any, path: _Path) -> Iterator[Misfit]:
-    # The same depth as orjson's, so that the stack cannot overflow.
-    if len(path) > _DEEPEST:
-        yield Misfit(_shown(path), f"is nested deeper than {_DEEPEST} levels", "make the value flatter")
-    elif isinstance(value, Enum):
-        yield from _misfits(value.value, path)
-    elif _is_record(value):
-        yield from _foreign(value, path)
-    elif isinstance(value, str):
-        half = _half_character(value)
-        if half is not None:
-            yield Misfit(_shown(path), f"is text with a lone surrogate at position {half}", _HALF)
-    elif isinstance(value, int):
-        if not -_LARGEST_WHOLE <= int.__index__(value) <= _LARGEST_WHOLE:
-            yield _misfit(_too_large(), path)
-    elif isinstance(value, dict):
-        for key, part in dict.items(value):
-            if type(key) is not str:
-                kind = type(key).__name__
-                yield Misfit(_shown(path), f"has a key of type {kind}", "make its keys text: str(key)")
-            elif _half_character(key) is not None:
-                yield Misfit(_shown(path), "has a key with a lone surrogate", _HALF)
-            else:
-                yield from _misfits(part, (*path, f".{key}"))
-    elif isinstance(value, list) or type(value) is tuple:
-        parts = list.__iter__(value) if isinstance(value, list) else value
-        for position, part in enumerate(parts):
-            yield from _misfits(part, (*path, f"[{position}]"))
-    elif value is not None:
-        yield from _foreign(value, path)
-
-
-def _foreign(value: Any, path: _Path) -> Iterator[Misfit]:
+    :raises NotJson: a part is not JSON.
+    """
     try:
+        if len(path) > _DEEPEST:  # the same depth as orjson's, so that the stack cannot overflow
+            raise _Refused(f"is nested deeper than {_DEEPEST} levels", "make the value flatter")
+        if isinstance(value, Enum):
+            return _spelled_out(value.value, path)
         if _is_record(value):
-            for name, part in _fields(value).items():
-                yield from _misfits(part, (*path, f".{name}"))
-        elif isinstance(value, float):
-            _float(value)
-        else:
-            orjson.dumps(value, _plain, _OPTIONS)
+            value = _fields(value)
+        if isinstance(value, str):
+            half = _half_character(value)
+            if half is not None:
+                raise _Refused(f"is text with a lone surrogate at position {half}", _HALF)
+            return value
+        if isinstance(value, int):
+            number = int.__index__(value)  # `in range` would search linearly for a subclass of int
+            if abs(number) > _LARGEST_WHOLE:
+                raise _too_large()
+            return value if number in _WHOLE else orjson.Fragment(str(number))
+        if isinstance(value, dict):
+            members = {}
+            for key, part in dict.items(value):
+                if type(key) is not str:
+                    raise _Refused(f"has a key of type {type(key).__name__}", "make its keys text: str(key)")
+                if _half_character(key) is not None:
+                    raise _Refused("has a key with a lone surrogate", _HALF)
+                members[key] = _spelled_out(part, (*path, f".{key}"))
+            return members
+        if isinstance(value, list) or type(value) is tuple:
+            items = []
+            for position, part in enumerate(list.__iter__(value) if isinstance(value, list) else value):
+                items.append(_spelled_out(part, (*path, f"[{position}]")))
+            return items
+        if isinstance(value, float):
+            return _float(value)
+        return orjson.Fragment(orjson.dumps(value, _plain, _OPTIONS))
     except _Refused as refused:
-        yield _misfit(refused, path)
+        raise NotJson(Misfit("".join(path).removeprefix("."), refused.found, refused.remedy)) from None
     except TypeError as error:
         cause = error.__cause__
-        yield _misfit(cause if isinstance(cause, _Refused) else _Refused(f"is not JSON: {error}", _PLAIN), path)
-
-
-def _misfit(refused: _Refused, path: _Path) -> Misfit:
-    return Misfit(_shown(path), refused.found, refused.remedy)
+        known = cause if isinstance(cause, _Refused) else _Refused(f"is not JSON: {error}", _PLAIN)
+        raise NotJson(Misfit("".join(path).removeprefix("."), known.found, known.remedy)) from error
 
 
 def _half_character(text: str) -> int | None:
@@ -316,7 +281,3 @@ def _half_character(text: str) -> int | None:
     except UnicodeEncodeError as error:
         return error.start
     return None
-
-
-def _shown(path: _Path) -> str:
-    return "".join(path).removeprefix(".")
