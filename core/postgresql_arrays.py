@@ -121,7 +121,6 @@ class BigintArray(_Array):
 
 
 NO_BYTEAS = ByteaArray(_EMPTY.pack(0, 0, _BYTEA))
-NO_INTS = IntArray(_EMPTY.pack(0, 0, _INT4))
 NO_BIGINTS = BigintArray(_EMPTY.pack(0, 0, _INT8))
 
 

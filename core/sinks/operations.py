@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from operator import add
+from typing import Any, cast
 
 from export_queue.core.errors import AmbiguousRecord, InvalidArgument
 from export_queue.core.json_text import NotJson, json_bytes
@@ -86,24 +89,18 @@ class Operations:
         """Return the operations from one position to before another."""
         return Operations(*(column[start:end] for column in self._columns()))
 
+    def parts(self, *, rows: int, size: int) -> Iterator[range]:
+        """Divide the batch: return the positions of parts of at most ``rows`` operations and ``size`` bytes of ids and
+        documents. A single larger operation is a part of its own.
+        """
+        found = self.documents if all(self.documents) else [document or b"" for document in self.documents]
+        lengths = map(len, cast(Sequence[bytes], found))
+        return cut_by_size(map(add, map(len, self.ids), lengths), rows=rows, size=size)
+
     def slices(self, *, rows: int, size: int) -> Iterator[Operations]:
-        """Divide the batch into pieces of at most ``rows`` operations and about ``size`` bytes."""
-        total = sum(map(len, self.ids)) + sum(map(len, filter(None, self.documents)))
-        if 0 < len(self) <= rows and total <= size:  # the usual case
-            yield self
-            return
-        start, weight = 0, 0
-        for i, (record, document) in enumerate(zip(self.ids, self.documents, strict=True)):
-            cost = len(record) + len(document or b"")
-            if i > start and (i - start >= rows or weight + cost > size):
-                yield self.cut(start, i)
-                start, weight = i, 0
-            weight += cost
-        if start == 0:
-            if len(self):
-                yield self
-        else:
-            yield self.cut(start, len(self))
+        """Divide the batch as :meth:`parts` does, and return the operations of each part."""
+        for part in self.parts(rows=rows, size=size):
+            yield self if len(part) == len(self) else self.cut(part.start, part.stop)
 
     def _columns(self) -> tuple[Sequence[Any], ...]:
         columns = (self.collections, self.ids, self.documents, self.seqs, self.entries)
@@ -163,6 +160,16 @@ class OperationsBuilder:
     def build(self) -> Operations:
         ttls = [self.ttls.get(i) for i in range(len(self.ids))] if self.ttls else None
         return Operations(self.collections, self.ids, self.documents, self.seqs, self.entries, ttls)
+
+
+def cut_by_size(sizes: Iterable[int], *, rows: int, size: int) -> Iterator[range]:
+    """Divide items in order into parts of at most ``rows`` items and ``size`` bytes; a larger item is alone."""
+    ends = list(accumulate(sizes))
+    start, before = 0, 0
+    while start < len(ends):
+        end = min(start + rows, max(start + 1, bisect_right(ends, before + size)), len(ends))
+        yield range(start, end)
+        start, before = end, ends[end - 1]
 
 
 def ttl_problem(ttl: object) -> str:

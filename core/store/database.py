@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -19,7 +19,10 @@ from export_queue.core.store.counters import Counters
 from export_queue.core.store.hints import HintTraffic
 from export_queue.core.store.limits import Limits
 from export_queue.core.store.pool import Pool, Translator
-from export_queue.core.store.seams import Dialect, Server
+from export_queue.core.store.seams import Dialect
+
+if TYPE_CHECKING:
+    from export_queue.core.store.postgresql.administration import PostgresServer
 
 _JOIN_SECONDS = 3600.0
 """Maximum wait for tidying at the end, as for any answer."""
@@ -64,7 +67,9 @@ class Identity:
 class Tidying:
     """Reclaims the space of removed entries in a thread, at most one at a time."""
 
-    def __init__(self, server: Server, connect: Callable[[], contextlib.AbstractContextManager[sa.Connection]]) -> None:
+    def __init__(
+        self, server: PostgresServer, connect: Callable[[], contextlib.AbstractContextManager[sa.Connection]]
+    ) -> None:
         self._server = server
         self._connect = connect
         self._thread: threading.Thread | None = None

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import psycopg
     from sqlalchemy import Connection
 
+    from export_queue.core.store.postgresql.administration import PostgresServer
     from export_queue.core.store.sqlite.file import StoreFile
+    from export_queue.core.store.sqlite.opening import SqliteUserConnections
 
 Handle: TypeAlias = "Connection | sqlite3.Connection | psycopg.Connection[Any]"
 """A connection of the engine, or the driver's own in a transaction that is bound to its user's."""
@@ -398,39 +400,6 @@ class Administration(Protocol):
         """Make all future ids greater than a number."""
 
 
-class Server(Protocol):
-    """The server of a store that is not a file."""
-
-    def limit(self, raw: object, seconds: float) -> None:
-        """Limit the wait for each answer on a driver's connection until it is returned to its pool."""
-
-    def check(self, connection: Handle) -> None:
-        """Check that the store lives in the cluster of servers that gave its numbers of SQL transactions.
-
-        :raises OtherCluster: it was copied into another one.
-        """
-
-    def adopt(self, connection: Handle) -> None:
-        """Let a store that was copied into another cluster of servers live there."""
-
-    def is_creation_met(self, error: Exception) -> bool:
-        """Return whether a creation failed because another one was at work; repeating it finds what that one left."""
-
-    def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
-        """Return whether reclaiming the space of removed entries is worth its cost.
-
-        :param removed: entries that the caller has just removed.
-        :param after: the number of dead entries above which it is worth it. Entries that others have removed since the
-            last time count too.
-        """
-
-    def tidy_entries(self, connection: Handle) -> None:
-        """Reclaim the space of removed entries; without the owner's rights nothing happens.
-
-        A drain that reads past many dead rows has half the speed.
-        """
-
-
 class LockSteps(Protocol):
     """Locks of a database with several writers at a time."""
 
@@ -460,16 +429,6 @@ class LockSteps(Protocol):
 
     def release_locks(self, connection: Handle, held: Sequence[tuple[int, int]], queues: Sequence[int]) -> bool:
         """Remove locks, by fence and first bucket; return whether anybody requests locks of one of the queues."""
-
-
-class UserConnections(Protocol):
-    """Connections of the driver that their users have set up, for bound transactions."""
-
-    def plainly(self, raw: object) -> AbstractContextManager[None]:
-        """Make a connection return values as its driver does by default, for a block."""
-
-    def lend(self, raw: object) -> AbstractContextManager[Connection]:
-        """Lend the connection for a write that would wait for the user's commit on any other connection."""
 
 
 class Listener(Protocol):
@@ -511,9 +470,9 @@ class Dialect:
     """None where there is one writer at a time: its SQL transaction locks everything."""
     wake_ups: WakeUps | None = None
     """None where commits wake nobody: followers poll."""
-    user_connections: UserConnections | None = None
+    user_connections: SqliteUserConnections | None = None
     """None where the connections of users can be used as they are."""
-    server: Server | None = None
+    server: PostgresServer | None = None
     """None where the store is a file."""
     file: StoreFile | None = None
     """The file that is the store. No process may inherit its locks."""

@@ -441,8 +441,6 @@ def _requests(operations: Operations) -> Iterator[_Request]:
     for i, alias in enumerate(operations.collections):
         by_alias.setdefault(alias, []).append(i)
     for alias, positions in sorted(by_alias.items()):
-        part = operations if len(by_alias) == 1 else operations.take(positions)
-        start = 0
-        for piece in part.slices(rows=REQUEST_ROWS, size=REQUEST_BYTES):
-            yield _Request(alias, piece, positions[start : start + len(piece)])
-            start += len(piece)
+        own = operations if len(by_alias) == 1 else operations.take(positions)
+        for part in own.parts(rows=REQUEST_ROWS, size=REQUEST_BYTES):
+            yield _Request(alias, own.cut(part.start, part.stop), positions[part.start : part.stop])

@@ -8,8 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence, Set
-from itertools import accumulate, chain
-from operator import add, lt
+from itertools import chain
+from operator import lt
 from typing import Any, cast
 
 from export_queue.core.queue import buckets_of
@@ -52,17 +52,7 @@ class Batch:
 
     def cut(self) -> list[range]:
         """Return the positions of each piece."""
-        ids, documents = self._operations.ids, self._operations.documents
-        found = documents if all(documents) else [document or b"" for document in documents]
-        lengths = map(len, cast(Sequence[bytes], found))
-        ends = list(accumulate(map(add, map(len, ids), lengths)))
-        parts: list[range] = []
-        start, before = 0, 0
-        while start < len(ends):
-            end = min(start + ROWS, max(start + 1, bisect_right(ends, before + BYTES)), len(ends))
-            parts.append(range(start, end))
-            start, before = end, ends[end - 1]
-        return parts
+        return list(self._operations.parts(rows=ROWS, size=BYTES))
 
     def halves(self, part: range) -> list[range]:
         """Cut a piece in two between shards. A piece of one shard stays whole."""

@@ -25,7 +25,7 @@ from export_queue.core.store.registration import (
     STAYED_MS,
     floor_refused,
 )
-from export_queue.core.store.seams import Administration, Handle, LockCall, LockSteps, Server
+from export_queue.core.store.seams import Administration, Handle, LockCall, LockSteps
 
 
 class _InSchema:
@@ -81,7 +81,7 @@ class PostgresAdministration(_InSchema, Administration):
             raise floor_refused(floor)
 
 
-class PostgresServer(_InSchema, Server):
+class PostgresServer(_InSchema):
     """The server of a store. A life of a server ends when it crashes or another one takes its place.
 
     Numbers of SQL transactions are only valid during the life in which they were given.
@@ -108,25 +108,42 @@ class PostgresServer(_InSchema, Server):
         return life
 
     def limit(self, raw: object, seconds: float) -> None:
+        """Limit the wait for each answer on a driver's connection until it is returned to its pool."""
         if isinstance(raw, BoundedConnection):
             raw.answer_seconds = min(seconds, LONGEST_SECONDS)
 
     def check(self, connection: Handle) -> None:
+        """Check that the store lives in the cluster of servers that gave its numbers of SQL transactions.
+
+        :raises OtherCluster: it was copied into another one.
+        """
         self.life_of(connection)
 
     def adopt(self, connection: Handle) -> None:
+        """Let a store that was copied into another cluster of servers live there."""
         for statement in sql.ADOPT:
             self._run(connection, statement)
         self._lives.clear()
 
     def is_creation_met(self, error: Exception) -> bool:
+        """Return whether a creation failed because another one was at work; repeating it finds what that one left."""
         return errors.is_creation_met(error)
 
     def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
+        """Return whether reclaiming the space of removed entries is worth its cost.
+
+        :param removed: entries that the caller has just removed.
+        :param after: the number of dead entries above which it is worth it. Entries that others have removed since the
+            last time count too.
+        """
         # The server counts some seconds late. If it has counted the caller's rows, the vacuum only starts earlier.
         return removed + int(self._one(connection, sql.DEAD_ENTRIES)[0]) > after
 
     def tidy_entries(self, connection: Handle) -> None:
+        """Reclaim the space of removed entries; without the owner's rights nothing happens.
+
+        A drain that reads past many dead rows has half the speed.
+        """
         self._run(connection, sql.VACUUM_ENTRIES)
 
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from export_queue.core.errors import StoreError
 from export_queue.core.store.registration import floor_refused
-from export_queue.core.store.seams import Administration, Clock, Dialect, Driver, Handle, UserConnections
+from export_queue.core.store.seams import Administration, Clock, Dialect, Driver, Handle
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.file import StoreConnection, StoreFile, explain
 from export_queue.core.store.sqlite.transactions import SqliteSteps
@@ -46,11 +46,15 @@ def _lent(raw: sqlite3.Connection) -> Iterator[sa.Connection]:
         yield connection
 
 
-class SqliteUserConnections(UserConnections):
-    """A cursor cannot override the connection's text factory, and the user's SQL transaction holds the write lock."""
+class SqliteUserConnections:
+    """Connections that their users have set up, for bound transactions.
+
+    A cursor cannot override the connection's text factory, and the user's SQL transaction holds the write lock.
+    """
 
     @contextlib.contextmanager
     def plainly(self, raw: object) -> Iterator[None]:
+        """Make a connection return values as its driver does by default, for a block."""
         assert isinstance(raw, sqlite3.Connection)
         kept = (raw.row_factory, raw.text_factory)
         raw.row_factory, raw.text_factory = None, str
@@ -60,6 +64,7 @@ class SqliteUserConnections(UserConnections):
             raw.row_factory, raw.text_factory = kept
 
     def lend(self, raw: object) -> contextlib.AbstractContextManager[sa.Connection]:
+        """Lend the connection for a write that would wait for the user's commit on any other connection."""
         assert isinstance(raw, sqlite3.Connection)
         begin_own(raw)
         return _lent(raw)

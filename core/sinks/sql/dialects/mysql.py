@@ -14,6 +14,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from export_queue.core.drivers import bare_url, mysql_arguments
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
+from export_queue.core.sinks.operations import cut_by_size
 from export_queue.core.sinks.sql.dialects.protocol import (
     DDL_LOCK_SECONDS,
     URL_OPTION,
@@ -340,13 +341,9 @@ def _parts(columns: Sequence[Sequence[Any]], longest: int) -> Iterator[list[byte
     sizes = list(map(len, rows))
     if max(sizes) > longest:
         raise Poison(f"the row takes {max(sizes)} bytes, more than max_allowed_packet of the server leaves: {longest}")
-    limit, start, size = min(longest, _STATEMENT_BYTES), 0, 0
-    for i, one in enumerate(sizes):
-        if i > start and size + one > limit:
-            yield rows[start:i]
-            start, size = i, 0
-        size += one + 2
-    yield rows[start:]
+    # two bytes separate a row from the next one
+    for part in cut_by_size([one + 2 for one in sizes], rows=len(rows), size=min(longest, _STATEMENT_BYTES) + 2):
+        yield rows[part.start : part.stop]
 
 
 def _literals(column: Sequence[Any]) -> Sequence[bytes]:

