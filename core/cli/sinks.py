@@ -69,10 +69,11 @@ def readmit(
     """
     with sink_options.describe(sink, name=sink_name) as described, store.open() as opened:
         lines = [mark.line() for mark in take_anyway(opened, queue_id, described, complete=complete, who=who)]
+    without = " WITHOUT the lost records" if lines else ""
     return Result(
         json={"queue": queue_id, "sink": described.name, "incomplete": lines},
         lines=[
-            f"{described.name} is admitted as it is; queue {queue_id} may be drained into it",
+            f"{described.name} is accepted{without}; drains of queue {queue_id} continue",
             *(f"it is incomplete: {line}" for line in lines),
             *([remedy(queue_id)] if lines else []),
         ],
