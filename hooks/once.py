@@ -38,3 +38,19 @@ class UnitOfWork:
             return
         with open_store(self.store) as store:
             store.close_idempotency_key(self.idempotency_key, generation=self.generation, has_ended=True)
+
+
+class TaskOnce:
+    """A task whose work takes effect once. The plugin's listener calls :meth:`accept_success`."""
+
+    _idempotency_key = ""
+    _done: UnitOfWork | None = None
+    """The work, once it has committed."""
+
+    def accept_success(self, task_instance: Any) -> None:
+        """Make the next run of this task new work, if Airflow has accepted its success.
+
+        :param task_instance: the task instance that reported success.
+        """
+        if self._done is not None:
+            self._done.accept_success(task_instance)

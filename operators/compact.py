@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from typing import TYPE_CHECKING, Any
-
-from airflow.sdk.exceptions import AirflowTaskTerminated
 
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.tasks import task_name
@@ -29,9 +26,6 @@ class ExportQueueCompactOperator(CompactTask):
     """
 
     ui_color = "#efe8f7"
-    _is_killed = False
-    _works_in: int | None = None
-    """The thread that merges."""
 
     def __init__(self, *, older_layouts: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -47,27 +41,14 @@ class ExportQueueCompactOperator(CompactTask):
 
         with terminal_errors_fail_at_once():
             wanted = self.wanted()
-            with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
-                self._works_in = threading.get_ident()
-                try:
-                    report = compact(
-                        store.database,
-                        self.queue_id,
-                        older_layouts=self.older_layouts,
-                        wanted=wanted,
-                        owner=Owner(task_name(context), uuid.uuid4().hex),
-                        dry_run=self.only_say,
-                        stops=lambda: self._is_killed,
-                    )
-                finally:
-                    self._works_in = None
+            with ExportQueueHook(self.export_queue_conn_id).get_store() as store, self.interruptible():
+                report = compact(
+                    store.database,
+                    self.queue_id,
+                    older_layouts=self.older_layouts,
+                    wanted=wanted,
+                    owner=Owner(task_name(context), uuid.uuid4().hex),
+                    dry_run=self.only_say,
+                    stops=lambda: self._is_killed,
+                )
         return self.told(report)
-
-    def on_kill(self) -> None:
-        """Stop and release the locks. What was published stays published; nothing else has changed.
-
-        Airflow calls this from a signal handler, in the thread that merges.
-        """
-        self._is_killed = True
-        if self._works_in == threading.get_ident():
-            raise AirflowTaskTerminated(f"task {self.task_id} was told to stop")

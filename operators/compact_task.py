@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from export_queue.core.arguments import required_text, whole_number
 from export_queue.hooks import ExportQueueHook
-from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional
+from export_queue.hooks.rendered import Reader, name_or, optional
+from export_queue.operators.stopping import StoppableTask
 
 if TYPE_CHECKING:
     from export_queue.core.segments import Candidates, CompactionReport
 
 
-class CompactTask(RenderedTask):
+class CompactTask(StoppableTask):
     """A task that merges small segments and settled rows of a queue, while others add, load and drain.
 
     It merges what nobody else holds, never waits, and gives way to drains. The next run merges units that it had to

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
-
-from airflow.sdk.exceptions import AirflowException, AirflowTaskTerminated
 
 from export_queue.hooks import ExportQueueHook, environment, open_store
 from export_queue.hooks.tasks import task_name
@@ -25,9 +22,6 @@ class ExportQueueDrainOperator(DrainTask):
     """
 
     ui_color = "#d9edf7"
-    _is_killed = False
-    _drains_in: int | None = None
-    """The thread that drains."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Drain.
@@ -42,25 +36,7 @@ class ExportQueueDrainOperator(DrainTask):
             request = self.request(task_name(context), sink_name=sink.spec.name)
             self._owner = request.owner
             self._store = ExportQueueHook(self.export_queue_conn_id).describe()
-            with open_store(self._store) as store, environment(sink.variables):
-                self._drains_in = threading.get_ident()
-                try:
-                    report = drain_as_requested(store, sink.spec, request, on_progress=self._check_killed)
-                finally:
-                    self._drains_in = None
+            with open_store(self._store) as store, environment(sink.variables), self.interruptible():
+                report = drain_as_requested(store, sink.spec, request, on_progress=self.check_killed)
         self.log.info("%s", report.line())
         return report.to_dict()
-
-    def on_kill(self) -> None:
-        """Stop the drain and release its leases. Acknowledged entries stay removed.
-
-        Airflow calls this from a signal handler, in the thread that drains.
-        """
-        self._is_killed = True
-        self.take_leases_away()
-        if self._drains_in == threading.get_ident():
-            raise AirflowTaskTerminated(f"task {self.task_id} was told to stop")
-
-    def _check_killed(self, *_: Any) -> None:
-        if self._is_killed:
-            raise AirflowException(f"task {self.task_id} was told to stop")

@@ -16,14 +16,12 @@ from export_queue.core.arguments import (
     whole_number,
 )
 from export_queue.hooks import Described, ExportQueueHook, resolve_sink
-from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional
-from export_queue.operators.revoking import take_locks_away
+from export_queue.hooks.rendered import Reader, name_or, optional
+from export_queue.operators.stopping import StoppableTask
 
 if TYPE_CHECKING:
     from export_queue.core.drain import DrainRequest
-    from export_queue.core.locks import Owner
     from export_queue.core.sinks import SinkSpec
-    from export_queue.core.store import StoreSpec
 
 _OPTIONS = ("exporter", "ranges", "if_locked", "lock_timeout", "time_limit", "on_error", "max_dead")
 """Arguments that go into the drain's request."""
@@ -37,7 +35,7 @@ def _sink(value: Any, *, what: str) -> Any:
     return mapping(found, what=what) if isinstance(found, str) else found
 
 
-class DrainTask(RenderedTask):
+class DrainTask(StoppableTask):
     """A task that drains a queue into a sink.
 
     Success means that every entry of the ranges that was committed before the drain started is in the sink or is a
@@ -80,11 +78,6 @@ class DrainTask(RenderedTask):
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
-    _store: Described[StoreSpec] | None = None
-    """The store, once the drain works."""
-    _owner: Owner | None = None
-    """This attempt of the task, once the drain works."""
-
     template_fields_renderers: ClassVar[dict[str, str]] = {"sink_options": "json", "sink": "json", "ranges": "json"}
 
     def __init__(
@@ -137,8 +130,3 @@ class DrainTask(RenderedTask):
         return DrainRequest.read(
             self.queue_id, sink_name, {**raw, "owner": Owner(task, attempt), "drain_id": f"{task}#{attempt}"}
         )
-
-    def take_leases_away(self) -> None:
-        """Revoke this attempt and its submissions, so that others can claim its ranges at once."""
-        if self._store is not None and self._owner is not None:
-            take_locks_away(self._store, self._owner, log=self.log)

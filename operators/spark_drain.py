@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from airflow.sdk.exceptions import AirflowTaskTerminated
 
 from export_queue.core.arguments import whole_number
 from export_queue.core.errors import SparkJobFailed
-from export_queue.hooks import ExportQueueHook, environment, open_store
+from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.rendered import Reader, optional
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.drain_task import DrainTask
@@ -21,7 +20,6 @@ from export_queue.operators.terminal import terminal_errors_fail_at_once
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from export_queue.core.client import Store
     from export_queue.core.drain import DrainReport
 
 
@@ -69,7 +67,6 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         self.max_parallel: Any = max_parallel
         self.sink_secrets = dict(sink_secrets or {})
         check_references(self.sink_secrets)
-        self._is_killed = False
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the drain and wait for its report.
@@ -81,33 +78,20 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         self.log.info("%s", report.line())
         return report.to_dict()
 
-    def on_kill(self) -> None:
-        """Kill the submission and revoke its leases, so that a surviving driver cannot change anything."""
-        self._is_killed = True
-        self.take_leases_away()  # at once: killing a job on a cluster may take longer than Airflow allows
-        if self._hook is not None:
-            try:
-                super().on_kill()
-            finally:
-                self.take_leases_away()  # those that the driver claimed meanwhile
-
     def _drain(self, context: Context) -> DrainReport:
+        from export_queue.core.drain import DrainReport
         from export_queue.core.spark import DrainArguments, describe_drain
 
         self.read_arguments()
         sink = self.describe_sink()
         spec = dataclasses.replace(sink.spec, secrets={**sink.spec.secrets, **self.sink_secrets})
         self._store = ExportQueueHook(self.export_queue_conn_id).describe()
-        passwords = {name: value for name, value in sink.variables.items() if f"env:{name}" in spec.secrets.values()}
-        if self.store_secret is None:
-            passwords |= self._store.variables
-        store_spec = dataclasses.replace(self._store.spec, secret=self.store_secret or self._store.spec.secret)
         request = self.request(task_name(context), sink_name=spec.name)
-        variables, submitter = self._prepare_spark(store_spec, spec, has_passwords=bool(passwords))
+        store_spec, variables, submitter = self._prepare_spark(self._store, dataclasses.replace(sink, spec=spec))
         reports: list[DrainReport] = []
         self._owner = request.owner
         with open_store(self._store) as store, OpenUnits.of(store, request) as units:
-            while units.wait(self._check_killed):
+            while units.wait(self.check_killed):
                 # one submission drains what is free; this task waits for the rest without holding an executor
                 arguments = DrainArguments(
                     store=store_spec,
@@ -117,36 +101,16 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                     start_timeout=self.start_timeout,
                     submitter=submitter,
                 )
-                self._take_job(describe_drain(arguments))
-                with environment({**variables, **passwords}):
-                    self._submit(store, context, arguments.request.drain_id)
-                report = self._report(store, arguments.request.drain_id)
+                find = partial(store.reports, drain_id=arguments.request.drain_id)
+                self._submit(context, store, describe_drain(arguments), variables, result=find)
+                if not (found := find()):
+                    raise SparkJobFailed(
+                        f"the Spark driver ended without a report; its id is {arguments.request.drain_id}"
+                    )
+                report = DrainReport.from_dict(found[0])
                 for warning in report.warnings():
                     self.log.warning("%s", warning)
                 if report.problem is not None:
                     raise report.problem.to_error()
                 reports.append(report)
         return units.report(reports)
-
-    def _check_killed(self) -> None:
-        if self._is_killed:
-            raise AirflowTaskTerminated(f"task {self.task_id} was told to stop")
-
-    # -- after ---------------------------------------------------------------------------------------------------
-
-    def _submit(self, store: Store, context: Context, drain_id: str) -> None:
-        self._hook = None
-        try:
-            super().execute(context)
-        except Exception:
-            # the driver's report says more than its exit status, if there is one
-            if not store.reports(drain_id=drain_id):
-                raise
-
-    def _report(self, store: Store, drain_id: str) -> DrainReport:
-        from export_queue.core.drain import DrainReport
-
-        found = store.reports(drain_id=drain_id)
-        if not found:
-            raise SparkJobFailed(f"the Spark driver ended without a report; its id is {drain_id}")
-        return DrainReport.from_dict(found[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import uuid
 from collections.abc import Collection, Mapping
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from export_queue.core.arguments import mapping, required_text, text
 from export_queue.core.errors import SparkJobFailed
-from export_queue.hooks import Described, ExportQueueHook, environment, open_store
-from export_queue.hooks.once import UnitOfWork
+from export_queue.hooks import Described, ExportQueueHook, open_store
+from export_queue.hooks.once import TaskOnce, UnitOfWork
 from export_queue.hooks.rendered import Reader, name_or
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.spark_submission import SparkSubmission
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from export_queue.core.store import StoreSpec
 
 
-class ExportQueueSparkLoadOperator(SparkSubmission):
+class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
     """Add the rows of a DataFrame to a queue in one transaction, exactly once even if the task is retried.
 
     The transaction uses the task's name as its idempotency key. If an earlier try has committed, nothing is submitted
@@ -86,8 +85,6 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
         self.latest_by = latest_by
         self.transaction_timeout = transaction_timeout
         self.export_queue_conn_id = export_queue_conn_id
-        self._idempotency_key = ""
-        self._done: UnitOfWork | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the load and wait for its commit.
@@ -111,7 +108,7 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
                     shlex.quote(self._idempotency_key),
                 )
             else:
-                self._submit(context, store, described)
+                self._submit_load(context, store, described)
                 state = store.idempotency(self._idempotency_key)
             if not state.committed:
                 raise SparkJobFailed("the Spark driver ended without an error, but its transaction has not committed")
@@ -120,12 +117,10 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
         self.log.info("%d entries added by transaction %s", report["entries"], report["transaction"])
         return report
 
-    def _submit(self, context: Context, store: Store, described: Described[StoreSpec]) -> None:
-        from export_queue.core.spark import LoadArguments, check_load, describe_load, kept_problem
+    def _submit_load(self, context: Context, store: Store, described: Described[StoreSpec]) -> None:
+        from export_queue.core.spark import LoadArguments, check_load, describe_load
 
-        passwords = described.variables if self.store_secret is None else {}
-        spec = dataclasses.replace(described.spec, secret=self.store_secret or described.spec.secret)
-        variables, submitter = self._prepare_spark(spec, has_passwords=bool(passwords))
+        spec, variables, submitter = self._prepare_spark(described)
         options = {
             "queue": self.queue_id,
             "queue_column": self.queue_column,
@@ -145,22 +140,11 @@ class ExportQueueSparkLoadOperator(SparkSubmission):
             submitter=submitter,
         )
         check_load(store.database, arguments, is_driver_here=submitter is not None)
-        job = describe_load(arguments)
-        self._take_job(job)
-        with environment({**variables, **passwords}):
-            try:
-                super().execute(context)
-            except Exception:
-                # the driver may have committed before the failure; otherwise its stored error says more than its status
-                if not store.idempotency(self._idempotency_key).committed:
-                    if (problem := kept_problem(store, arguments.problem_key)) is not None:
-                        raise problem from None
-                    raise
-
-    def accept_success(self, task_instance: Any) -> None:
-        """Let the next run of this task be new work, if Airflow has accepted its success.
-
-        :param task_instance: the task instance that reported success.
-        """
-        if self._done is not None:
-            self._done.accept_success(task_instance)
+        self._submit(
+            context,
+            store,
+            describe_load(arguments),
+            variables,
+            result=lambda: store.idempotency(self._idempotency_key).committed,
+            problem_key=arguments.problem_key,
+        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -11,11 +12,16 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from export_queue.core.arguments import seconds, text
 from export_queue.core.errors import ConfigurationError, InvalidArgument
 from export_queue.core.references import is_reference
+from export_queue.hooks import Described, environment
 from export_queue.hooks.connections import find_connection
-from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional, settings, untouched
+from export_queue.hooks.rendered import Reader, name_or, optional, settings, untouched
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
+from export_queue.operators.stopping import StoppableTask
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from export_queue.core.client import Store
     from export_queue.core.sinks import SinkSpec
     from export_queue.core.spark import Job, Submitter
     from export_queue.core.store import StoreSpec
@@ -28,7 +34,7 @@ _PYTHON_SETTINGS = (
 _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
 
 
-class SparkSubmission(RenderedTask, SparkSubmitOperator):
+class SparkSubmission(StoppableTask, SparkSubmitOperator):
     """A task that submits one of this library's jobs.
 
     The driver receives passwords through the environment of ``spark-submit``. They are in no argument, configuration,
@@ -81,13 +87,38 @@ class SparkSubmission(RenderedTask, SparkSubmitOperator):
         self.store_secret = store_secret
         check_references({"store_secret": store_secret})
 
+    def on_kill(self) -> None:
+        """Kill the submission and take its locks away, so that a driver that survives changes nothing."""
+        self._is_killed = True
+        self.take_locks_away()  # at once: killing a job on a cluster may take longer than Airflow allows
+        if self._hook is not None:
+            try:
+                SparkSubmitOperator.on_kill(self)
+            finally:
+                self.take_locks_away()  # those that the driver claimed meanwhile
+
     def _prepare_spark(
-        self, store: StoreSpec, sink: SinkSpec | None = None, *, has_passwords: bool
-    ) -> tuple[dict[str, str | None], Submitter | None]:
+        self, store: Described[StoreSpec], sink: Described[SinkSpec] | None = None
+    ) -> tuple[StoreSpec, dict[str, str | None], Submitter | None]:
         """Check that the connection leads to Spark.
 
-        :returns: the variables that Spark needs; and this process, if the driver runs on this machine.
+        :returns: the store as Spark opens it; the variables of ``spark-submit``, with the passwords that references of
+            store and sink name; and this process, if the driver runs on this machine.
         """
+        spec, passwords = store.spec, dict(store.variables)
+        if self.store_secret is not None:
+            spec, passwords = dataclasses.replace(spec, secret=self.store_secret), {}
+        if sink is not None:
+            references = sink.spec.secrets.values()
+            passwords |= {name: value for name, value in sink.variables.items() if f"env:{name}" in references}
+        variables, submitter = self._find_spark(
+            spec, None if sink is None else sink.spec, has_passwords=bool(passwords)
+        )
+        return spec, {**variables, **passwords}, submitter
+
+    def _find_spark(
+        self, store: StoreSpec, sink: SinkSpec | None, *, has_passwords: bool
+    ) -> tuple[dict[str, str | None], Submitter | None]:
         from export_queue.core.spark import Submitter, check_answers, check_master, is_local, refuse_remote_sqlite
 
         master, deploy_mode, binary = self._master()
@@ -147,6 +178,36 @@ class SparkSubmission(RenderedTask, SparkSubmitOperator):
                 hint="its host is the master: local[2], spark://host:7077, yarn, k8s://https://host:6443",
             )
         return master, resolved["deploy_mode"], str(resolved["spark_binary"])
+
+    def _submit(
+        self,
+        context: Context,
+        store: Store,
+        job: Job,
+        variables: Mapping[str, str | None],
+        *,
+        result: Callable[[], object],
+        problem_key: str | None = None,
+    ) -> None:
+        """Submit a job, and wait for its end.
+
+        :param variables: the environment of ``spark-submit``.
+        :param result: returns the result that the driver has stored, if any. It says more than the exit status.
+        :param problem_key: the key under which the driver stores its error, which likewise says more.
+        """
+        from export_queue.core.spark import kept_problem
+
+        self.check_killed()
+        self._take_job(job)
+        self._hook = None
+        try:
+            with environment(variables):
+                SparkSubmitOperator.execute(self, context)
+        except Exception:
+            if not result():
+                if (problem := kept_problem(store, problem_key)) is not None:
+                    raise problem from None
+                raise
 
     def _take_job(self, job: Job) -> None:
         """Set the job of the next submission."""

@@ -15,7 +15,7 @@ from export_queue.core.callables import check_runs, name_of
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.retry import Retry
 from export_queue.hooks import ExportQueueHook, open_store
-from export_queue.hooks.once import UnitOfWork
+from export_queue.hooks.once import TaskOnce, UnitOfWork
 from export_queue.hooks.rendered import Reader, RenderedTask, name_or
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.terminal import terminal_errors_fail_at_once
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PARAMETER = "tx"
 
 
-class ExportTransactionOperator(RenderedTask, DecoratedOperator, PythonOperator):
+class ExportTransactionOperator(TaskOnce, RenderedTask, DecoratedOperator, PythonOperator):
     """Run a function in a transaction that takes effect once, however often the task is retried.
 
     The transaction carries the task's name as its idempotency key. If an earlier try has committed already, the
@@ -66,8 +66,6 @@ class ExportTransactionOperator(RenderedTask, DecoratedOperator, PythonOperator)
         self.export_queue_conn_id = export_queue_conn_id
         self.transaction_timeout = transaction_timeout
         self.attempts = attempts
-        self._idempotency_key = ""
-        self._done: UnitOfWork | None = None
 
     def execute(self, context: Context) -> Any:
         """Run the function.
@@ -106,14 +104,6 @@ class ExportTransactionOperator(RenderedTask, DecoratedOperator, PythonOperator)
                 shlex.quote(self._idempotency_key),
             )
         return result
-
-    def accept_success(self, task_instance: Any) -> None:
-        """Make the next run of this task new work, if Airflow has accepted its success.
-
-        :param task_instance: the task instance that reported success.
-        """
-        if self._done is not None:
-            self._done.accept_success(task_instance)
 
 
 def export_transaction_task(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated
 from tests.support.command_line import run_cli
 from tests.support.servers import free_port
 
@@ -236,7 +236,7 @@ def test_a_killed_drain_stops_and_what_was_acknowledged_stays_removed(airflow_st
     add(airflow_store, 20)
     operator = ExportQueueDrainOperator(task_id="t", queue_id="orders", sink_conn_id="copies")
     operator.on_kill()  # arrives before the first chunk is done
-    with pytest.raises(AirflowException, match="told to stop"):
+    with pytest.raises(AirflowTaskTerminated, match="told to stop"):
         operator.execute({"ti": SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)})
     left = sum(unit.entries for unit in airflow_store.backlog("orders"))
     assert left + len(copies()) == 20

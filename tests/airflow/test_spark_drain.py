@@ -411,9 +411,7 @@ def test_executors_of_a_standalone_cluster_run_the_python_that_was_asked_for(
 
     def variables(**arguments: Any) -> dict[str, str | None]:
         operator = ExportQueueSparkDrainOperator(task_id="it", queue_id="orders", sink_conn_id="cache", **arguments)
-        sink = operator.describe_sink().spec
-        store = ExportQueueHook().describe().spec
-        return operator._prepare_spark(store, sink, has_passwords=False)[0]
+        return operator._prepare_spark(ExportQueueHook().describe(), operator.describe_sink())[1]
 
     assert variables(spark_python="/opt/python3")["PYSPARK_PYTHON"] == "/opt/python3"
     assert "PYSPARK_PYTHON" not in variables()
