@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
-import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
 
-from export_queue.core.errors import ExportQueueError, LeaseLost
+from export_queue.core.errors import LeaseLost
 from export_queue.core.sinks import Claim, FencedSink, Operations
-from export_queue.core.testing.conformance.histories import Delivery, Record, goes_back, operations_of, visible
+from export_queue.core.testing.conformance.histories import (
+    Delivery,
+    Record,
+    end_after,
+    kill,
+    operations_of,
+    patiently,
+    visible,
+)
 from export_queue.core.testing.conformance.target import SinkTarget
 
 _WAIT_SECONDS = 60
-
-
-def patiently(step: Callable[[], object], attempts: int = 50) -> None:
-    """Run a step, and retry transient errors except a lost claim."""
-    for attempt in range(1, attempts + 1):
-        try:
-            step()
-        except LeaseLost:
-            raise
-        except ExportQueueError as error:
-            if not error.transient or attempt == attempts:
-                raise
-        else:
-            return
 
 
 class FencedRaces(SinkTarget):
@@ -98,10 +90,7 @@ class FencedRaces(SinkTarget):
             drains.kill_all()
         looks.append(visible(self.read_all(), everything))
         self.check(everything)
-        if self.takes != "nothing":
-            for record in {d.record for d in everything}:
-                own = [d for d in everything if d.record == record]
-                assert goes_back([look.get(record) for look in looks], own) is None, record
+        self.check_looks(looks, everything)
 
 
 class Zombie:
@@ -169,7 +158,6 @@ class Successors:
         self._batches = [operations_of(batch) for batch in batches]
         # by process; no lock: a killed process would never release it
         self._done: Any = self._context.RawArray("q", most)
-        self._failed: Any = self._context.RawArray("b", most)
         self._processes: list[multiprocessing.process.BaseProcess] = []
 
     @property
@@ -185,47 +173,32 @@ class Successors:
     def start(self) -> None:
         """Start one more process, which takes over."""
         number = len(self._processes)
-        process = self._context.Process(target=self._run, args=(number,))
+        process = self._context.Process(target=end_after, args=(partial(self._drain, number),))
         self._processes.append(process)
         process.start()
 
     def wait(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + _WAIT_SECONDS
         while not condition():
-            assert not any(self._failed), "a drain failed; see its output"
+            assert not any(process.exitcode == 1 for process in self._processes), "a drain failed; see its output"
             assert time.monotonic() < end, f"{self.done} batches in {_WAIT_SECONDS} s"
             time.sleep(0.001)
 
     def kill_last(self) -> None:
         """Kill the newest process."""
-        self._kill(self._processes[-1])
+        kill(self._processes[-1])
 
     def kill_all(self) -> None:
         """Kill all processes."""
         for process in self._processes:
-            self._kill(process)
+            kill(process)
 
-    @staticmethod
-    def _kill(process: multiprocessing.process.BaseProcess) -> None:
-        if process.pid is not None and process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
-        process.join()
-
-    def _run(self, number: int) -> None:
-        try:
-            sink = self._make_sink()
-            sink.admit(queue_id="conformance", store_id="conformance", fence=1)
-            claim = Claim(self._unit, number + 1)
-            patiently(lambda: sink.claim([claim]))
-            position = max(self._done)  # read after the claim: until then an older drain may have continued
-            while position < len(self._batches):
-                patiently(lambda at=position: sink.under(claim).apply(self._batches[at]))  # type: ignore[misc]
-                position += 1
-                self._done[number] = position
-        except LeaseLost:
-            os._exit(0)
-        except BaseException:
-            self._failed[number] = 1
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)  # no clean-up: everything inherited belongs to the parent
+    def _drain(self, number: int) -> None:
+        sink = self._make_sink()
+        sink.admit(queue_id="conformance", store_id="conformance", fence=1)
+        claim = Claim(self._unit, number + 1)
+        patiently(lambda: sink.claim([claim]))
+        # read after the claim: until then an older drain may have continued
+        for position in range(max(self._done), len(self._batches)):
+            patiently(lambda at=position: sink.under(claim).apply(self._batches[at]))  # type: ignore[misc]
+            self._done[number] = position + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,13 +18,13 @@ from hypothesis import strategies as st
 from export_queue.core.errors import LeaseLost
 from export_queue.core.sinks import ApplyResult, Claim, FencedSink
 from export_queue.core.testing.conformance.fenced_races import FencedRaces
-from export_queue.core.testing.conformance.histories import Delivery, Record, operations_of, visible
-from export_queue.core.testing.conformance.sink import SinkConformance
+from export_queue.core.testing.conformance.histories import Delivery, Record, visible
+from export_queue.core.testing.conformance.sink import SingleBatches
 
 _fences = itertools.count(1000)
 
 
-class FencedConformance(FencedRaces):
+class FencedConformance(FencedRaces, SingleBatches):
     """Tests that every fenced sink must pass. A subclass opens the sink, and reads it as its users do."""
 
     claimed: Claim
@@ -32,54 +33,22 @@ class FencedConformance(FencedRaces):
     @contextmanager
     def opened(self) -> Iterator[FencedSink]:  # type: ignore[override]
         """Open and admit the sink, claim a unit, and close the sink at the end."""
-        sink = self.make_fenced()
-        try:
-            sink.admit(queue_id="conformance", store_id="conformance", fence=1)
+        with super().opened() as opened:
+            sink = cast(FencedSink, opened)
             self.claimed = Claim(f"conformance/1/{self.fresh()}", next(_fences))
             sink.claim([self.claimed])
             yield sink
-        finally:
-            sink.close()
 
     def apply(self, sink: FencedSink, deliveries: Sequence[Delivery]) -> ApplyResult:  # type: ignore[override]
         return self.apply_under(sink, self.claimed, deliveries)
 
     def apply_under(self, sink: FencedSink, claim: Claim, deliveries: Sequence[Delivery]) -> ApplyResult:
         """Apply one batch under a claim, and check that the counts add up."""
-        result = sink.under(claim).apply(operations_of(deliveries))
-        assert result.written + result.stale + len(result.rejected) == len(deliveries), "I13: counts must add up"
-        return result
+        return super().apply(sink.under(claim), deliveries)
 
     def found(self, deliveries: Sequence[Delivery]) -> dict[Record, bytes]:
         """Read the records that deliveries concern."""
         return visible(self.read_all(), deliveries)
-
-    # Tests of single batches, which need no ranks.
-
-    test_an_empty_batch_does_nothing = SinkConformance.test_an_empty_batch_does_nothing
-    test_a_put_and_a_delete_of_one_record_in_one_batch_act_by_sequence = (
-        SinkConformance.test_a_put_and_a_delete_of_one_record_in_one_batch_act_by_sequence
-    )
-    test_a_sequence_outside_of_64_bits_is_rejected_alone = (
-        SinkConformance.test_a_sequence_outside_of_64_bits_is_rejected_alone
-    )
-    test_empty_and_large_documents_arrive_whole = SinkConformance.test_empty_and_large_documents_arrive_whole
-    large_document = SinkConformance.large_document
-    test_every_text_is_an_id_of_its_own = SinkConformance.test_every_text_is_an_id_of_its_own
-    test_documents_are_kept_byte_by_byte = SinkConformance.test_documents_are_kept_byte_by_byte
-    test_binary_ids_are_taken_or_rejected_alone = SinkConformance.test_binary_ids_are_taken_or_rejected_alone
-    test_documents_that_cannot_be_kept_are_rejected_alone = (
-        SinkConformance.test_documents_that_cannot_be_kept_are_rejected_alone
-    )
-    test_a_rejected_operation_does_not_take_older_ones_with_it = (
-        SinkConformance.test_a_rejected_operation_does_not_take_older_ones_with_it
-    )
-    test_a_sink_refuses_another_store_and_a_store_that_went_back = (
-        SinkConformance.test_a_sink_refuses_another_store_and_a_store_that_went_back
-    )
-    test_queues_of_one_sink_are_admitted_one_by_one = SinkConformance.test_queues_of_one_sink_are_admitted_one_by_one
-
-    # Claims.
 
     def test_batches_count_only_under_the_standing_claim_of_their_unit(self) -> None:
         batches = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.booleans()), max_size=5)

@@ -10,11 +10,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, TypeVar
 
-from export_queue.core.errors import ExportQueueError
+from export_queue.core.errors import ExportQueueError, LeaseLost
+from export_queue.core.retry import Retry
 from export_queue.core.sinks import Operations, Sink
 
+Result = TypeVar("Result")
 Record = tuple[str, bytes]
 """Collection and id."""
 
@@ -94,10 +96,6 @@ def goes_back(seen: Sequence[bytes | None], history: Iterable[Delivery]) -> str 
     return None
 
 
-class _Counter(Protocol):
-    value: int
-
-
 class Applier:
     """A process that delivers batches to a sink in order. After it was killed, it continues where it ended.
 
@@ -111,7 +109,7 @@ class Applier:
         self._make_sink = make_sink
         self._batches = [operations_of(batch) for batch in batches]
         # no lock: a killed process would never release it
-        self._done: _Counter = self._context.RawValue("q", 0)
+        self._done: Any = self._context.RawValue("q", 0)
         self._beside: Applier | None = None
         self._process: multiprocessing.process.BaseProcess | None = None
 
@@ -126,7 +124,7 @@ class Applier:
     @property
     def done(self) -> int:
         """The number of acknowledged batches."""
-        return self._done.value
+        return int(self._done.value)
 
     def __enter__(self) -> Applier:
         self.start()
@@ -137,21 +135,19 @@ class Applier:
 
     def start(self) -> None:
         """Start, or continue."""
-        self._process = self._context.Process(target=self._run)
+        self._process = self._context.Process(target=end_after, args=(self._deliver,))
         self._process.start()
 
     def kill(self) -> None:
         """Kill the process, whatever it does."""
         if self._process is not None:
-            if self._process.pid is not None and self._process.is_alive():
-                os.kill(self._process.pid, signal.SIGKILL)
-            self._process.join()
+            kill(self._process)
             self._process = None
 
     def kill_after(self, batches: int, delay: float) -> None:
         """Kill the process a moment after it has finished some more batches."""
-        goal = min(self._done.value + batches, len(self._batches))
-        self.wait(lambda: self._done.value >= goal)
+        goal = min(self.done + batches, len(self._batches))
+        self.wait(lambda: self.done >= goal)
         time.sleep(delay)  # not a wait: it spreads the kills over the next batch
         self.kill()
 
@@ -163,50 +159,70 @@ class Applier:
     @property
     def is_finished(self) -> bool:
         """Whether all batches are acknowledged."""
-        process = self._process
-        alive = process is not None and process.is_alive()
-        finished = self._done.value == len(self._batches)
-        assert finished or alive, "the applier failed; see its output"
+        finished = self.done == len(self._batches)
+        assert finished or self._is_alive, "the applier failed; see its output"
         return finished
+
+    @property
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive()
 
     def wait(self, condition: Callable[[], bool], seconds: float = 60) -> None:
         """Wait for a condition. Fail if the process has failed or makes no progress."""
         done, limit = -1, 0.0
         while not condition():
-            if self._done.value != done:
-                done, limit = self._done.value, time.monotonic() + seconds
-            process = self._process
-            alive = process is not None and process.is_alive()
-            assert alive or condition(), "the applier failed; see its output"
+            if self.done != done:
+                done, limit = self.done, time.monotonic() + seconds
+            assert self._is_alive or condition(), "the applier failed; see its output"
             assert time.monotonic() < limit, f"the applier makes no progress after {done} batches, for {seconds} s"
             time.sleep(0.001)
 
-    def _run(self) -> None:
-        try:
-            sink = self._make_sink()
-            sink.admit(queue_id="conformance", store_id="conformance", fence=1)
-            while self._done.value < len(self._batches):
-                while self._beside is not None and self._beside._done.value < self._done.value:
-                    pass  # without a pause, so that both really start together
-                apply_patiently(sink, self._batches[self._done.value])
-                self._done.value += 1
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)  # no clean-up: everything inherited belongs to the parent
+    def _deliver(self) -> None:
+        sink = self._make_sink()
+        sink.admit(queue_id="conformance", store_id="conformance", fence=1)
+        while self.done < len(self._batches):
+            while self._beside is not None and self._beside.done < self.done:
+                pass  # without a pause, so that both really start together
+            apply_patiently(sink, self._batches[self.done])
+            self._done.value += 1
 
 
-def apply_patiently(sink: Sink, operations: Operations, attempts: int = 50) -> None:
+def patiently(step: Callable[[], Result]) -> Result:
+    """Run a step, and retry transient errors except a lost claim."""
+    return Retry(attempts=50, first_pause=0.0005, longest_pause=0.01).call(
+        step,
+        worth_repeating=lambda error: (
+            isinstance(error, ExportQueueError) and error.transient and not isinstance(error, LeaseLost)
+        ),
+    )
+
+
+def apply_patiently(sink: Sink, operations: Operations) -> None:
     """Apply a batch, and retry transient errors. No operation may be rejected."""
-    for attempt in range(1, attempts + 1):
-        try:
-            result = sink.apply(operations)
-        except ExportQueueError as error:
-            if not error.transient or attempt == attempts:
-                raise
-        else:
-            assert not result.rejected, result.rejected
-            return
+    result = patiently(lambda: sink.apply(operations))
+    assert not result.rejected, result.rejected
+
+
+def end_after(work: Callable[[], None]) -> None:
+    """Do the work of a forked process, and end the process without clean-up: what it inherited is its parent's.
+
+    A lost claim is a good end.
+    """
+    try:
+        work()
+    except LeaseLost:
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def kill(process: multiprocessing.process.BaseProcess) -> None:
+    """Kill a process, whatever it does."""
+    if process.pid is not None and process.is_alive():
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
 
 
 def shuffled_batches(deliveries: Sequence[Delivery], generator: random.Random, size: int) -> list[list[Delivery]]:

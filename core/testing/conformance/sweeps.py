@@ -7,18 +7,16 @@ sink. So each test needs its own target, such as a folder, database or table fro
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
-from export_queue.core.errors import ExportQueueError, SinkBelongsToAnother
+from export_queue.core.errors import SinkBelongsToAnother
 from export_queue.core.sinks import MAX_SEQ, SweepableSink
-from export_queue.core.testing.conformance.histories import Applier, Delivery
+from export_queue.core.testing.conformance.histories import Applier, Delivery, end_after, kill, patiently
 from export_queue.core.testing.conformance.target import SinkTarget
 
 STORE = "conformance"
@@ -37,13 +35,7 @@ class SinkSweeps(SinkTarget):
 
     def sweep(self, sink: SweepableSink, floor: int) -> int:
         """Sweep, and retry transient errors."""
-        for attempt in range(50):
-            try:
-                return sink.sweep(store_id=STORE, floor=floor)
-            except ExportQueueError as error:
-                if not error.transient or attempt == 49:
-                    raise
-        raise AssertionError("the loop returns or raises")
+        return patiently(lambda: sink.sweep(store_id=STORE, floor=floor))
 
     # What a sweep removes, and what it keeps.
 
@@ -242,14 +234,11 @@ class SinkSweeps(SinkTarget):
             sink = self.make_sink()
             assert isinstance(sink, SweepableSink)
             self.sweep(sink, floor)
-            os._exit(0)
 
-        process = multiprocessing.get_context("fork").Process(target=run)
+        process = multiprocessing.get_context("fork").Process(target=end_after, args=(run,))
         process.start()
         time.sleep(delay)  # not a wait: it spreads the kills over the sweep
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        kill(process)
 
     def visible_of(self, *names: str) -> set[bytes]:
         """Return the ids of those names whose records a reader finds."""

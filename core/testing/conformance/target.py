@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from typing import ClassVar, Literal
 
 from export_queue.core.sinks import ApplyResult, Sink
-from export_queue.core.testing.conformance.histories import Delivery, Record, expected, operations_of, visible
+from export_queue.core.testing.conformance.histories import (
+    Delivery,
+    Record,
+    expected,
+    goes_back,
+    operations_of,
+    visible,
+)
 
 _names = itertools.count()
 _run = secrets.token_hex(3)
@@ -88,6 +95,17 @@ class SinkTarget:
             assert set(found) == set(wanted)
         else:
             assert found == wanted
+
+    def check_looks(self, looks: Sequence[Mapping[Record, bytes]], deliveries: Sequence[Delivery]) -> None:
+        """Check that a reader saw no record go back.
+
+        :param looks: the records, in the order of reading.
+        """
+        if self.takes == "nothing":
+            return  # without documents a sequence cannot be seen
+        for record in {d.record for d in deliveries}:
+            own = [d for d in deliveries if d.record == record]
+            assert goes_back([look.get(record) for look in looks], own) is None, record
 
     def generator(self) -> random.Random:
         """Return the random generator of a test, and print its seed."""
