@@ -2,7 +2,7 @@
 
 from export_queue.core.drivers.clients import basic_auth, check_redis_tls, client_arguments, redis_target, redis_tls
 from export_queue.core.drivers.mysql import mysql_options
-from export_queue.core.drivers.options import Driver, check_files, flag, text
+from export_queue.core.drivers.options import Driver, check_files, flag, seconds, text
 from export_queue.core.drivers.tables import ELASTICSEARCH_CONNECTION, POSTGRESQL, SQLITE
 from export_queue.core.drivers.urls import (
     bare_url,
@@ -40,5 +40,6 @@ __all__ = [
     "query_of",
     "redis_target",
     "redis_tls",
+    "seconds",
     "text",
 ]

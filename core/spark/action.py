@@ -6,13 +6,18 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark import InheritableThread, SparkContext
 
 from export_queue.core.errors import SparkJobFailed
 from export_queue.core.spark.start import cause_of
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark import Broadcast
+    from pyspark.sql import DataFrame
 
 _LOOK_SECONDS = 0.2
 _CANCEL_SECONDS = 0.5
@@ -60,6 +65,47 @@ def collect(
         check()  # a lost lease is the real reason
         raise SparkJobFailed(cause_of(errors[0])) from errors[0]
     return rows
+
+
+def collect_from_tasks(
+    context: SparkContext,
+    shares: Sequence[Any],
+    setup: Any,
+    task: Callable[[Broadcast[Any]], Callable[[Iterable[Any]], Iterator[Row]]],
+    *,
+    group: str,
+    title: str,
+    check: Callable[[], None],
+) -> list[Row]:
+    """Run one job with a task for each share; see :func:`collect`.
+
+    Only shares and results pass through Java, never entries. A plain RDD needs neither Spark's SQL session, which takes
+    seconds to start, nor pandas.
+
+    :param setup: what all tasks need; it is sent once.
+    :param task: makes the function of the tasks from the setup that was sent.
+    """
+    sent = context.broadcast(setup)
+    try:
+        job = context.parallelize(shares, len(shares)).mapPartitions(task(sent))
+        return collect(context, job.collect, group=group, title=title, check=check)
+    finally:
+        with contextlib.suppress(Exception):  # Java may be gone
+            sent.destroy()
+
+
+def collect_outcomes(
+    frame: DataFrame, task: Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]], *, group: str, title: str
+) -> list[str]:
+    """Run a task over the rows of each partition of a frame; see :func:`collect`. Log the progress.
+
+    :returns: the texts in the column ``outcome`` that the tasks yield.
+    """
+    context = frame.sparkSession.sparkContext
+    found = frame.mapInArrow(task, "outcome string")
+    progress = JobProgress(context, group, title)
+    rows = collect(context, found.collect, group=group, title=title, check=progress.tell)
+    return [row[0] for row in rows]
 
 
 def _cancel(context: SparkContext, group: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from pyspark import SparkContext
 from export_queue.core.drain import Problem
 from export_queue.core.errors import SparkJobFailed
 from export_queue.core.segments import Merge, Merged, UnitPlan
-from export_queue.core.spark.action import collect
+from export_queue.core.spark.action import collect_from_tasks
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.compact_tasks import in_full, merge_task, packed
 from export_queue.core.store import StoreSpec
@@ -49,19 +48,19 @@ class SparkMerger:
         :raises SparkJobFailed: the job failed.
         :raises ExportQueueError: the error of a task.
         """
-        sent = self.context.broadcast(merge)
-        # A group per job: cancelling a job whose locks were lost must not cancel the next one.
-        group = f"{JOB_GROUP}-{merge.transaction}"
         try:
-            # Only names of files pass through Java, never entries.
-            task = merge_task(sent, self.store, self.secrets)
-            job = self.context.parallelize([packed(plans) for plans in shares], len(shares)).mapPartitions(task)
-            found = collect(self.context, job.collect, group=group, title="compaction", check=check)
+            found = collect_from_tasks(
+                self.context,
+                [packed(plans) for plans in shares],
+                merge,
+                lambda sent: merge_task(sent, self.store, self.secrets),
+                # A group per job: cancelling a job whose locks were lost must not cancel the next one.
+                group=f"{JOB_GROUP}-{merge.transaction}",
+                title="compaction",
+                check=check,
+            )
         except SparkJobFailed as error:
             raise SparkJobFailed(error.message, hint=_HINT) from error.__cause__
-        finally:
-            with contextlib.suppress(Exception):  # Java may be gone
-                sent.destroy()
         for one in found:
             if isinstance(one, Problem):
                 raise one.to_error()

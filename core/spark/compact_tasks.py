@@ -7,7 +7,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from export_queue.core.drain import Problem
 from export_queue.core.errors import ExportQueueError
@@ -15,13 +15,8 @@ from export_queue.core.segments import Merge, Merged, UnitPlan
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.store import StoreSpec
 
-
-class SharedMerge(Protocol):
-    """A merge that is sent once for all tasks, as a broadcast variable of Spark."""
-
-    @property
-    def value(self) -> Merge:
-        """The merge."""
+if TYPE_CHECKING:
+    from pyspark import Broadcast
 
 
 def packed(plans: Sequence[UnitPlan]) -> bytes:
@@ -30,7 +25,7 @@ def packed(plans: Sequence[UnitPlan]) -> bytes:
 
 
 def merge_task(
-    merge: SharedMerge, store: StoreSpec, secrets: CarriedSecrets
+    merge: Broadcast[Merge], store: StoreSpec, secrets: CarriedSecrets
 ) -> Callable[[Iterable[bytes]], Iterator[Merged | Problem]]:
     """Return the function of the Spark job, which merges shares that :func:`packed` compressed.
 

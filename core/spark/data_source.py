@@ -22,6 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 from export_queue.core.client import Store
 from export_queue.core.drain import Problem
+from export_queue.core.drivers import Driver, flag, seconds, text
 from export_queue.core.errors import AlreadyCommitted, ExportQueueError, InvalidArgument, RegistrationLost
 from export_queue.core.queue import buckets_of
 from export_queue.core.segments import FileReport, begin_load, write_segments
@@ -41,9 +42,13 @@ from export_queue.core.transactions import OpenTransaction, Transaction, outcome
 NAME = "export_queue"
 RUN_BYTES = 64 << 20
 """Bytes of entries that a task sorts in memory."""
-_STORE = ("url", "schema", "secret", "behind_pooler", "segments")
-_TARGET = ("queue", "queue_column", "key", "value")
-_OTHERS = ("idempotency_key", "timeout")
+_STORE = {"url": text, "schema": text, "secret": text, "behind_pooler": flag, "segments": text}
+_TARGET = {"queue": str, "queue_column": str, "key": str, "value": str}
+_OPTIONS = Driver(
+    "it",
+    {**_STORE, **_TARGET, "idempotency_key": str, "timeout": seconds},
+    refuses={"password": "give a reference to the password: option('secret', 'env:NAME')"},
+)
 
 log = logging.getLogger("export_queue.load")
 
@@ -70,39 +75,14 @@ class Settings:
         :raises InvalidArgument: an option is unknown, missing, or has a value that is not allowed.
         """
         given = {name.lower(): value for name, value in options.items()}
-        known = {*_STORE, *_TARGET, *_OTHERS}
-        if unknown := sorted(given.keys() - known):
-            raise InvalidArgument(
-                f"format export_queue: unknown option {', '.join(map(repr, unknown))}; expected some of "
-                f"{', '.join(sorted(known))}",
-                hint="give a reference to the password: option('secret', 'env:NAME')"
-                if "password" in unknown
-                else None,
-            )
-        if "url" not in given:
+        found = _OPTIONS.read(given, where="format export_queue")
+        if "url" not in found:
             raise InvalidArgument("format export_queue: expected the option 'url', the store's URL, found none")
-        spec: dict[str, Any] = {name: given[name] for name in _STORE if name in given}
-        if "behind_pooler" in spec:
-            spec["behind_pooler"] = _yes_or_no("behind_pooler", spec["behind_pooler"])
         return cls(
-            store=StoreSpec(**spec),
-            target=Target(**{name: given[name] for name in _TARGET if name in given}),
-            idempotency_key=given.get("idempotency_key"),
-            timeout=None if "timeout" not in given else _seconds("timeout", given["timeout"]),
+            store=StoreSpec(**{name: found.pop(name) for name in _STORE if name in found}),
+            target=Target(**{name: found.pop(name) for name in _TARGET if name in found}),
+            **found,
         )
-
-
-def _yes_or_no(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise InvalidArgument(f"format export_queue: option {name}: expected true or false, found {text!r}")
-    return text.lower() == "true"
-
-
-def _seconds(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidArgument(f"format export_queue: option {name}: expected seconds, found {text!r}") from None
 
 
 class ExportQueueDataSource(DataSource):
@@ -215,16 +195,12 @@ class ExportQueueWriter(DataSourceArrowWriter):
                 stage_files(opened, self.targets, files, share_keys=True)
                 report = report_of(opened.value.id, files)
                 opened.commit(report.to_dict())
-            except AlreadyCommitted as error:
-                opened.abort(error)  # another write of the same unit of work came first
-                return
-            except RegistrationLost as error:
-                opened.abort(error)
-                if outcome(database, opened.request).status == "committed":
-                    return  # by an earlier call, whose process died before it could report
-                raise
             except BaseException as error:
                 opened.abort(error)
+                if isinstance(error, AlreadyCommitted):
+                    return  # another write of the same unit of work came first
+                if isinstance(error, RegistrationLost) and outcome(database, opened.request).status == "committed":
+                    return  # by an earlier call, whose process died before it could report
                 raise
         log.info("%s", report.line())
 

@@ -90,4 +90,4 @@ def drain_job(
 
 def describe_drain(arguments: DrainArguments, master: str | None = None) -> DrainJob:
     """Describe the job of a drain's arguments; see :func:`drain_job`."""
-    return describe(DrainJob, arguments, master=master, sink=arguments.sink, drain_id=arguments.request.drain_id)
+    return describe(DrainJob, arguments, master=master, drain_id=arguments.request.drain_id)

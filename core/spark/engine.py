@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +27,7 @@ from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.locks import Lease, LeaseKeeper
 from export_queue.core.queue import Queue
 from export_queue.core.sinks import SinkSpec, opened_sink
-from export_queue.core.spark.action import collect
+from export_queue.core.spark.action import collect, collect_from_tasks
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.spark.masters import shares_process
 from export_queue.core.spark.tasks import TaskSetup, drain_task
@@ -79,7 +76,6 @@ class SparkEngine:
             return sink.capabilities.fenced
 
     def binding(self) -> Binding:
-        """Ask the sink, without connecting."""
         with opened_sink(self.sink) as sink:
             return binding_with(sink, str(self.request.exporter or COPY))
 
@@ -142,16 +138,15 @@ class SparkEngine:
         :returns: the report of each part.
         :raises SparkJobFailed: the job failed.
         """
-        sent = self.context.broadcast(setup)
-        try:
-            # Only parts and reports pass through Java, never entries. A plain RDD needs neither Spark's SQL session,
-            # which takes seconds to start, nor pandas.
-            task = drain_task(sent, self.secrets, _number_of_attempt)
-            job = self.context.parallelize(parts, len(parts)).mapPartitions(task)
-            found = collect(self.context, job.collect, group=JOB_GROUP, title="drain", check=check)
-        finally:
-            with contextlib.suppress(Exception):  # Java may be gone
-                sent.destroy()
+        found = collect_from_tasks(
+            self.context,
+            parts,
+            setup,
+            lambda sent: drain_task(sent, self.secrets, _number_of_attempt),
+            group=JOB_GROUP,
+            title="drain",
+            check=check,
+        )
         return [RangeReport.from_dict(orjson.loads(text)) for text in found]
 
 
@@ -168,15 +163,8 @@ def check_driver(modules: Sequence[str]) -> None:
     :param modules: names of modules.
     :raises ConfigurationError: a module cannot be imported; the error names module and cause.
     """
-    absent = []
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # a module may raise anything
-            absent.append((name, f"{type(error).__name__}: {error}"))
-    if absent:
-        python = f"{sys.executable} ({sys.version.split()[0]})"
-        raise ConfigurationError(f"the Spark driver's Python, {python}, {_cannot(absent)}", hint=_hint(absent))
+    for python, absent, _ in _probe(modules, [])(iter(())):
+        _refuse_absent(f"the Spark driver's Python, {python}", absent)
 
 
 def ask_executors(context: SparkContext, modules: Sequence[str], references: Sequence[str]) -> list[str]:
@@ -191,8 +179,25 @@ def ask_executors(context: SparkContext, modules: Sequence[str], references: Seq
     if shares_process(context.master):
         return []
 
+    count = min(_PROBES, max(1, context.defaultParallelism))
+    probes = context.parallelize(range(count), count).mapPartitions(_probe(modules, references))
+    try:
+        answers = collect(context, probes.collect, group=JOB_GROUP, title="drain", check=lambda: None)
+    except SparkJobFailed as error:
+        _explain_python(error, context.pythonExec)
+        raise SparkJobFailed(f"the check of the executors failed: {error.message}") from error.__cause__
+    for python, absent, _ in answers:
+        _refuse_absent(f"the executors' Python, {python}", absent)
+    return sorted({reference for _, _, lacking in answers for reference in lacking})
+
+
+Answer = tuple[str, list[tuple[str, str]], list[str]]
+"""A process's Python, the modules that it cannot import with the reasons, and the references that it cannot follow."""
+
+
+def _probe(modules: Sequence[str], references: Sequence[str]) -> Callable[[Iterator[int]], Iterator[Answer]]:
     # Sent by value, without a name of this library: executors may lack the library.
-    def probe(numbers: Iterator[int]) -> Iterator[tuple[str, list[tuple[str, str]], list[str]]]:
+    def probe(numbers: Iterator[int]) -> Iterator[Answer]:
         import importlib
         import sys
 
@@ -211,17 +216,7 @@ def ask_executors(context: SparkContext, modules: Sequence[str], references: Seq
                     lacking.append(reference)
         yield f"{sys.executable} ({sys.version.split()[0]})", absent, lacking
 
-    count = min(_PROBES, max(1, context.defaultParallelism))
-    probes = context.parallelize(range(count), count).mapPartitions(probe)
-    try:
-        answers = collect(context, probes.collect, group=JOB_GROUP, title="drain", check=lambda: None)
-    except SparkJobFailed as error:
-        _explain_python(error, context.pythonExec)
-        raise SparkJobFailed(f"the check of the executors failed: {error.message}") from error.__cause__
-    for python, absent, _ in answers:
-        if absent:
-            raise ConfigurationError(f"the executors' Python, {python}, {_cannot(absent)}", hint=_hint(absent))
-    return sorted({reference for _, _, lacking in answers for reference in lacking})
+    return probe
 
 
 _OTHER_VERSION = re.compile(r"\[PYTHON_VERSION_MISMATCH\].*?version: (\S+) than that in driver: (\S+?),?\s")
@@ -245,11 +240,13 @@ def _explain_python(error: SparkJobFailed, program: str) -> None:
         raise ConfigurationError(f"executors have no program {found.group(1)}, their Python", hint=hint) from None
 
 
-def _cannot(absent: Sequence[tuple[str, str]]) -> str:
-    return "cannot import " + ", ".join(f"{name} ({reason})" for name, reason in absent)
-
-
-def _hint(absent: Sequence[tuple[str, str]]) -> str:
-    if any("named 'export_queue" in reason for _, reason in absent):
-        return "submit the job with py_files=job.py_files"
-    return "install what is missing for this Python, or ship it with --py-files"
+def _refuse_absent(python: str, absent: Sequence[tuple[str, str]]) -> None:
+    if not absent:
+        return
+    lacks_library = any("named 'export_queue" in reason for _, reason in absent)
+    raise ConfigurationError(
+        f"{python}, cannot import {', '.join(f'{name} ({reason})' for name, reason in absent)}",
+        hint="submit the job with py_files=job.py_files"
+        if lacks_library
+        else "install what is missing for this Python, or ship it with --py-files",
+    )

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Self, TypeVar
 import msgspec
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.sinks import SinkSpec
 from export_queue.core.spark.archive import package_archive
 from export_queue.core.spark.masters import check_master, refuse_remote_sqlite
 from export_queue.core.spark.submitter import Submitter
@@ -56,6 +55,8 @@ class JobArguments:
     """Module of the driver, whose ``run`` takes the arguments and returns the last lines of the log."""
     logger: ClassVar[str]
     """Name of the logger whose lines the submitter sees."""
+    conf: ClassVar[Mapping[str, str]] = QUICK_CONF
+    """Settings of Spark."""
 
     store: StoreSpec
     start_timeout: float = START_SECONDS
@@ -123,26 +124,22 @@ def describe(
     arguments: JobArguments,
     *,
     master: str | None = None,
-    sink: SinkSpec | None = None,
-    conf: Mapping[str, str] = QUICK_CONF,
     **more: str,
 ) -> AnyJob:
     """Describe the job for the given arguments.
 
     :param kind: the class of the description.
     :param master: Spark's master, if it is known, to refuse what cannot work.
-    :param sink: what tasks write to.
-    :param conf: settings of Spark.
     :param more: further fields of the description.
     :raises ConfigurationError: the job could not work.
     """
     if master is not None:
         check_master(master)
-        refuse_remote_sqlite(master, arguments.store, sink)
+        refuse_remote_sqlite(master, arguments.store, getattr(arguments, "sink", None))
     return kind(
         application=str(APPLICATION),
         py_files=str(package_archive()),
         arguments=[arguments.to_json()],
-        conf=dict(conf),
+        conf=dict(arguments.conf),
         **more,
     )

@@ -22,11 +22,11 @@ import msgspec
 from export_queue.core.client import Store, TransactionContext, long_transaction
 from export_queue.core.errors import AlreadyCommitted, InvalidArgument
 from export_queue.core.segments import TARGET_BYTES, begin_load
-from export_queue.core.spark.action import JobProgress, collect
+from export_queue.core.spark.action import collect_outcomes
 from export_queue.core.spark.engine import ask_executors, check_driver
 from export_queue.core.spark.frames import sorted_entries
 from export_queue.core.spark.job_commit import check_complete, report_of, stage_files
-from export_queue.core.spark.load_tasks import OUTCOME, LoadSetup, Outcome, collect_files, load_task
+from export_queue.core.spark.load_tasks import LoadSetup, Outcome, collect_files, load_task
 from export_queue.core.spark.plain_adds import add_plainly
 from export_queue.core.spark.targets import Target, Targets
 from export_queue.core.spark.write import LoadReport
@@ -159,15 +159,15 @@ def _load(df: DataFrame, opened: OpenTransaction, target: Target, targets: Targe
 
 
 def _run(df: DataFrame, setup: LoadSetup, target: Target) -> list[Outcome]:
-    context = df.sparkSession.sparkContext
-    tasks = _count_tasks(df, context.defaultParallelism)
+    tasks = _count_tasks(df, df.sparkSession.sparkContext.defaultParallelism)
     # Only one action: a second one would write all files again.
-    frame = sorted_entries(df, target, setup.targets, tasks).mapInArrow(load_task(setup), OUTCOME)
-    title = f"load of {target.queue or 'several queues'}, transaction {setup.transaction}"
-    group = f"export-queue-load-{setup.transaction}"
-    progress = JobProgress(context, group, title)
-    rows = collect(context, frame.collect, group=group, title=title, check=progress.tell)
-    outcomes = [Outcome.from_json(row[0]) for row in rows]
+    found = collect_outcomes(
+        sorted_entries(df, target, setup.targets, tasks),
+        load_task(setup),
+        group=f"export-queue-load-{setup.transaction}",
+        title=f"load of {target.queue or 'several queues'}, transaction {setup.transaction}",
+    )
+    outcomes = [Outcome.from_json(text) for text in found]
     rows_came = any(outcome.files or outcome.problem for outcome in outcomes)
     check_complete(outcomes, tasks if rows_came else len(outcomes))  # without rows, Spark runs fewer tasks
     return outcomes

@@ -28,6 +28,7 @@ class LoadArguments(JobArguments):
     kind: ClassVar[str] = "load"
     driver: ClassVar[str] = "export_queue.core.spark.load_driver"
     logger: ClassVar[str] = "export_queue"
+    conf: ClassVar[Mapping[str, str]] = CONF
 
     frame: str
     frame_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -58,4 +59,4 @@ def check_load(database: Database, arguments: LoadArguments, *, is_driver_here: 
 
 def describe_load(arguments: LoadArguments) -> Job:
     """Describe the job of a load. Its report is the result of the idempotency key."""
-    return describe(Job, arguments, conf=CONF)
+    return describe(Job, arguments)

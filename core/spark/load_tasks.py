@@ -19,9 +19,6 @@ from export_queue.core.spark.encoding import key_bytes, shown_key, value_bytes
 from export_queue.core.spark.frames import location_of, parts_by_queue
 from export_queue.core.spark.targets import Targets
 
-OUTCOME = "outcome string"
-"""The columns that tasks return."""
-
 
 @dataclass(frozen=True, slots=True)
 class LoadSetup:

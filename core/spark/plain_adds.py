@@ -20,7 +20,7 @@ from export_queue.core.drain import Problem
 from export_queue.core.errors import ExportQueueError
 from export_queue.core.queue import Queue, hash_of
 from export_queue.core.retry import Retry
-from export_queue.core.spark.action import JobProgress, collect
+from export_queue.core.spark.action import collect_outcomes
 from export_queue.core.spark.carried_secrets import CarriedSecrets, references
 from export_queue.core.spark.connecting import secrets_for
 from export_queue.core.spark.encoding import key_bytes, row_location, value_bytes
@@ -49,15 +49,15 @@ def add_plainly(df: DataFrame, store: StoreSpec, target: Target, targets: Target
     :raises EntryError: a row is refused; entries that were added stay.
     """
     begun = time.monotonic()
-    context = df.sparkSession.sparkContext
-    secrets = secrets_for(context, ["export_queue.core.spark.plain_adds"], references(store))
-    frame = entry_columns(df, target).mapInArrow(_task(store, secrets, targets, target.queue), "outcome string")
-    title = f"plain adds to {target.queue or 'several queues'}"
-    progress = JobProgress(context, JOB_GROUP, title)
-    rows = collect(context, frame.collect, group=JOB_GROUP, title=title, check=progress.tell)
+    secrets = secrets_for(df.sparkSession.sparkContext, ["export_queue.core.spark.plain_adds"], references(store))
+    found = collect_outcomes(
+        entry_columns(df, target),
+        _task(store, secrets, targets, target.queue),
+        group=JOB_GROUP,
+        title=f"plain adds to {target.queue or 'several queues'}",
+    )
     added: dict[str, list[int]] = {}
-    for row in rows:
-        outcome = orjson.loads(row[0])
+    for outcome in map(orjson.loads, found):
         if outcome["problem"] is not None:
             raise Problem(**outcome["problem"]).to_error()
         for queue_id, counts in outcome["added"].items():

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -30,6 +30,9 @@ from export_queue.core.sinks import ContinuingSink, FencedSink, Sink, SinkSpec, 
 from export_queue.core.spark.carried_secrets import CarriedSecrets
 from export_queue.core.store import Database, StoreSpec
 from export_queue.core.transactions import Snapshot
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
 
 _given_up: set[str] = set()
 """Ids of drains that found the sink unavailable in this process; a worker runs many tasks."""
@@ -162,16 +165,8 @@ def _close_kept() -> None:
         _kept.pop().close()
 
 
-class Shared(Protocol):
-    """A setup that is sent once for all tasks, as a broadcast variable of Spark."""
-
-    @property
-    def value(self) -> TaskSetup:
-        """The setup."""
-
-
 def drain_task(
-    setup: Shared, secrets: CarriedSecrets, number_of_attempt: Callable[[], int]
+    setup: Broadcast[TaskSetup], secrets: CarriedSecrets, number_of_attempt: Callable[[], int]
 ) -> Callable[[Iterable[Sequence[Part]]], Iterator[str]]:
     """Return the function of the Spark job, which drains the parts that it receives.
 

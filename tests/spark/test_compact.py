@@ -33,7 +33,7 @@ from export_queue import (
 )
 from export_queue.core.locks import revoke, standing_locks
 from export_queue.core.segments import compact, vacuum_segments, watched_steps
-from export_queue.core.spark import compact_merger, merge_by_tasks
+from export_queue.core.spark import action, compact_merger, merge_by_tasks
 from export_queue.core.spark.action import collect
 from export_queue.core.spark.compact_merger import SparkMerger
 from export_queue.core.spark.compact_tasks import merge_task
@@ -180,7 +180,7 @@ def test_locks_that_are_lost_while_tasks_work_end_their_job_and_the_next_one_mer
 
     before = waits(orders)
     monkeypatch.setattr(compact_merger, "merge_task", standing_task)
-    monkeypatch.setattr(compact_merger, "collect", noted)
+    monkeypatch.setattr(action, "collect", noted)
     revoking = threading.Thread(target=revoke_once_it_stands)
     revoking.start()
     report = compact(

@@ -70,7 +70,7 @@ def test_no_rows_are_no_entries(orders: Store, rows: Any, store_url: str) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"colour": "red"}, "unknown option 'colour'; expected some of behind_pooler, idempotency_key, key"),
+        ({"colour": "red"}, "unknown option 'colour'; it takes behind_pooler, idempotency_key, key"),
         ({"password": "secret!"}, "give a reference to the password: option('secret', 'env:NAME')"),
         ({"url": "postgresql://me:hidden@host/db"}, "the store's URL holds a password"),
         ({"secret": "hidden"}, "expected env:NAME, file:/PATH or module:callable"),
@@ -78,8 +78,8 @@ def test_no_rows_are_no_entries(orders: Store, rows: Any, store_url: str) -> Non
         ({"queue_column": "key"}, "expected either queue or queue_column, found both"),
         ({"key": "id"}, "the DataFrame has no column 'id'; it has: key, value"),
         ({"key": "value"}, "codec str of keys: column 'value': expected string, found struct<n:bigint>"),
-        ({"timeout": "soon"}, "option timeout: expected seconds, found 'soon'"),
-        ({"behind_pooler": "perhaps"}, "option behind_pooler: expected true or false, found 'perhaps'"),
+        ({"timeout": "soon"}, "option 'timeout': expected seconds above 0, found 'soon'"),
+        ({"behind_pooler": "perhaps"}, "option 'behind_pooler': expected true or false, found 'perhaps'"),
         ({"mode": "overwrite"}, "expected the mode append, found overwrite"),
     ],
 )
