@@ -29,14 +29,12 @@ from export_queue import (
     drain,
 )
 from export_queue.core.locks import COMPACTION_PRIORITY, ROWS, Area, acquire, claim, member, release
-from export_queue.core.queue import find_queue
 from export_queue.core.segments import (
     Merge,
     Merged,
     UnitPlan,
     compact,
     gathering,
-    list_segments,
     replacement,
     vacuum_segments,
     waiting_segments,
@@ -102,37 +100,6 @@ def test_a_compaction_changes_nothing_of_what_waits(orders: Store) -> None:
     assert waits(orders) == []
 
 
-def test_what_is_drained_of_the_inputs_is_left_out(orders: Store) -> None:
-    fill(orders, seed=1)
-    before = waits(orders)
-    sink = MemorySink()
-    step, batches = sink.apply, iter(range(100))
-
-    def apply(operations: Any) -> Any:
-        if next(batches) == 4:
-            raise ExportQueueError("enough")
-        return step(operations)
-
-    sink.apply = apply  # type: ignore[method-assign]
-    with pytest.raises(ExportQueueError, match="enough"):
-        drain(orders, "orders", sink, sink_name="sink", chunk_rows=7)
-    left = waits(orders)
-    assert 0 < len(left) < len(before)
-    report = compact(orders.database, "orders", wanted=FEW)
-    assert report.read == report.written == len(left)
-    assert waits(orders) == left
-
-
-def test_a_compacted_queue_is_compacted_again(orders: Store) -> None:
-    fill(orders, seed=2)
-    compact(orders.database, "orders", wanted=FEW)
-    fill(orders, seed=3)
-    before = waits(orders)
-    compact(orders.database, "orders", wanted=FEW)
-    assert segments(orders) == 4
-    assert waits(orders) == before
-
-
 @pytest.mark.parametrize("tables", [1, 256])
 def test_later_tables_and_rows_of_one_transaction_still_count_behind_a_compaction(
     orders: Store, monkeypatch: pytest.MonkeyPatch, tables: int
@@ -177,16 +144,6 @@ def test_the_later_of_two_adds_counts_though_a_drain_runs_during_a_compaction(
     found = {key: value for (_, key), value in sink.records().items() if key.startswith(b"key-")}
     assert found == ({} if later is None else {key.encode(): later for key in keys})
     assert (len(reports), report.superseded) == (1, 0)
-
-
-def test_units_that_are_worked_on_are_passed_over(orders: Store) -> None:
-    fill(orders, seed=4)
-    queue = orders.queue("orders")
-    claim(orders.database, queue, queue.units()[:1], owner=Owner("other", "1"), lease_seconds=60)
-    before = waits(orders)
-    report = compact(orders.database, "orders", wanted=FEW)
-    assert (len(report.units), report.passed_over, report.lost) == (3, 1, 0)
-    assert waits(orders) == before
 
 
 def names(store: Store) -> list[str]:
@@ -425,23 +382,6 @@ def test_a_dry_run_changes_nothing(orders: Store) -> None:
     assert (waits(orders), segments(orders), files(orders)) == (before, count, there)
 
 
-def test_adds_and_loads_that_commit_meanwhile_stay(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(orders, seed=7)
-    expected = waits(orders)
-
-    def add(step: str) -> None:
-        if step in ("begun", "written"):
-            bulk.put(orders, [f"late-{step}"], b"row")
-            bulk.load(orders, {f"late-load-{step}": b"load"})
-
-    monkeypatch.setattr(watched_steps, "WATCHERS", [add])
-    report = compact(orders.database, "orders", wanted=FEW)
-    assert len(report.units) == 4
-    found = waits(orders)
-    assert len(found) == len(expected) + 4
-    assert set(expected) < set(found)
-
-
 def test_late_data_and_drains_of_it_do_not_keep_a_compaction_from_its_end(
     orders: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -540,31 +480,6 @@ def test_a_lost_output_falls_back_on_its_inputs_and_its_rows_are_given_up(orders
     assert files(orders) == 0
 
 
-def test_what_was_drained_of_a_lost_output_does_not_come_back(orders: Store) -> None:
-    for number in range(4):
-        bulk.load(orders, many(60, f"{number}".encode()))
-    compact(orders.database, "orders", wanted=FEW)
-    sink = MemorySink()
-    step, batches = sink.apply, iter(range(100))
-
-    def apply(operations: Any) -> Any:
-        if next(batches) == 5:
-            raise ExportQueueError("enough")
-        return step(operations)
-
-    sink.apply = apply  # type: ignore[method-assign]
-    with pytest.raises(ExportQueueError, match="enough"):
-        drain(orders, "orders", sink, sink_name="sink", chunk_rows=7)
-    left = waits(orders)
-    assert 0 < len(left) < 240
-    found = orders.dead_letters.fall_back("orders", lose_output(orders))
-    assert found.given_up == 0
-    assert waits(orders) == left
-    sink.apply = step  # type: ignore[method-assign]
-    assert drained(orders, sink)[1] == len(left)
-    assert segments(orders) == 0
-
-
 @pytest.mark.parametrize("is_drained", [False, True])
 def test_a_fall_back_counts_what_it_gives_up_though_entries_were_superseded(orders: Store, is_drained: bool) -> None:
     with orders.transaction(long=True) as tx:
@@ -592,63 +507,6 @@ def test_a_fall_back_counts_what_it_gives_up_though_entries_were_superseded(orde
     assert orders.dead_letters.fall_back("orders", lose_output(orders)).given_up == lost
     assert waits(orders) == [row for row in left if row[3] != b"row"]
     assert drained(orders, sink)[1] >= len(left) - lost
-
-
-def test_a_fall_back_goes_hop_by_hop(orders: Store) -> None:
-    fill(orders, seed=21)
-    compact(orders.database, "orders", wanted=FEW)
-    bulk.load(orders, many(60, b"later"))
-    first = str(next(Path(str(orders.database.segments)).rglob("compaction-*.parquet")))
-    before = waits(orders)
-    compact(orders.database, "orders", wanted=FEW)
-    (second,) = {str(path) for path in Path(str(orders.database.segments)).rglob("compaction-*.parquet")} - {first}
-    orders.dead_letters.fall_back("orders", second)
-    assert waits(orders) == before
-    assert orders.dead_letters.fall_back("orders", first).given_up == 60
-
-
-def test_each_layout_of_an_altered_queue_keeps_what_was_merged_in_it(orders: Store) -> None:
-    fill(orders, seed=23)
-    added = len(waits(orders))
-    compact(orders.database, "orders", wanted=FEW)
-    file = lose_output(orders)
-    orders.alter_queue("orders", buckets=16, buckets_per_range=4, guard="seq")
-    fill(orders, seed=24)
-    report = compact(orders.database, "orders", wanted=FEW)
-    assert {unit.range.layout for unit in report.units} == {2}
-    assert report.read == report.written == added
-    with orders.database.read() as work:
-        queue = find_queue(work, "orders")
-        shown = [len(list_segments(work, queue.laid_out_as(layout))) for layout in queue.layouts()]
-    assert min(shown) >= 8
-    found = orders.dead_letters.fall_back("orders", file)
-    sink = MemorySink()
-    assert drained(orders, sink)[1] == 2 * added - found.given_up
-    assert orders.queue("orders").older == ()
-
-
-@pytest.mark.parametrize("moment", ["locked", "begun", "written", "published"])
-def test_a_compaction_ends_in_its_layout_though_the_queue_is_altered(
-    orders: Store, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    fill(orders, seed=25)
-    added = len(waits(orders))
-    sink, brought = MemorySink(), []
-
-    def alter(step: str) -> None:
-        if step == moment and orders.queue("orders").layout == 1:
-            orders.alter_queue("orders", buckets=16, buckets_per_range=4, guard="seq")
-            fill(orders, seed=26)
-            report = drain(orders, "orders", sink, sink_name="sink", if_locked="skip")
-            brought.append(report.read)
-            assert (len(orders.queue("orders").older) == 1) == (moment != "published")
-
-    monkeypatch.setattr(watched_steps, "WATCHERS", [alter])
-    assert compact(orders.database, "orders", wanted=FEW).read == added
-    brought.append(drained(orders, sink)[1])
-    assert sum(brought) == 2 * added
-    assert brought[0] >= added
-    assert orders.queue("orders").older == ()
 
 
 def test_there_is_no_fall_back_behind_the_vacuum_of_the_inputs(orders: Store) -> None:

@@ -121,20 +121,6 @@ def test_an_older_layout_drains_out_while_entries_come_into_the_new_one(orders: 
     assert story.may_have_brought is not None
 
 
-@pytest.mark.parametrize("first", [1, 2])
-def test_layouts_may_be_drained_one_by_one_in_any_order(orders: Store, first: int) -> None:
-    add(orders, KEYS)
-    announced = [unit.to_json() for unit in orders.waiting_ranges("orders")]
-    queue = orders.alter_queue("orders", **OTHER)
-    add(orders, KEYS[20:], b"2")
-    current = [unit.to_json() for unit in queue.units()]
-    assert (announced, current) == ([[0, 4], [4, 8], [8, 12], [12, 16]], [[0, 3, 2], [3, 6, 2], [6, 7, 2]])
-    sink = MemorySink()
-    for ranges in (announced, current) if first == 1 else (current, announced):
-        assert drained(orders, sink, ranges=ranges).read == (40 if ranges is announced else 20)
-    assert values(sink) == {key: b"1" if n < 20 else b"2" for n, key in enumerate(KEYS)}
-
-
 def test_a_drain_of_a_layout_that_is_closed_finds_nothing_and_says_so(
     orders: Store, caplog: pytest.LogCaptureFixture
 ) -> None:

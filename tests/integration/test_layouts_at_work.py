@@ -95,17 +95,16 @@ def counts(report: Any) -> tuple[int, int, int]:
     return report.read, report.acknowledged, report.dead
 
 
-@pytest.mark.full("eight processes, which wait for each other's commits between the alterations")
-@pytest.mark.parametrize("moves", [False, True], ids=["drained out", "rewritten"])
+@pytest.mark.full("seven processes, which wait for each other's commits between the alterations")
 def test_the_sink_has_the_newest_of_each_key_whatever_the_buckets_were(
-    store: Store, open_store: Callable[[], Store], tmp_path: Path, *, moves: bool
+    store: Store, open_store: Callable[[], Store], tmp_path: Path
 ) -> None:
     store.configure_queue("orders", buckets=16, buckets_per_range=4, value="str")
     work = Work(open_store, tmp_path, SinkSpec("sql", {"url": f"sqlite:///{tmp_path / 'copies.db'}"}, name="copies"))
     kinds = [("short", 1), ("long", 2), ("long", 3), ("files", 4)]
     processes = [fork.Process(target=work.write, args=kind, daemon=True) for kind in kinds]
     processes += [fork.Process(target=work.bring, args=(number,), daemon=True) for number in range(2)]
-    processes += [fork.Process(target=work.move, daemon=True)] if moves else []
+    processes.append(fork.Process(target=work.move, daemon=True))
     for process in processes:
         process.start()
     try:

@@ -401,13 +401,12 @@ def test_a_moved_file_that_is_lost_brings_no_earlier_entry_back(orders: Store, s
     assert deliver(orders) == (1, {"other": b"1"})
 
 
-@pytest.mark.parametrize("rounds", [8, pytest.param(120, marks=pytest.mark.full("many random transactions"))])
-def test_of_random_adds_of_the_same_keys_the_last_one_counts(orders: Store, rounds: int) -> None:
+def test_of_random_adds_of_the_same_keys_the_last_one_counts(orders: Store) -> None:
     """The wider walk, next to compactions, moves and lost files, is in ``test_queue_world.py``."""
     seed = int(SEED) if SEED else random.randrange(1 << 32)
     print("EXPORT_QUEUE_SEED", seed)
     chance, sink, expected = random.Random(seed), MemorySink(), dict[str, Value]()
-    for number in range(rounds):
+    for number in range(8):
         context, added = begin(orders, kind=chance.choice(["long", "long", "long", "short"])), dict[str, Value]()
         opened = opened_by(context)
         for step in range(chance.randrange(1, 7)):

@@ -21,7 +21,6 @@ from export_queue import (
     Candidates,
     ExportQueueError,
     InvalidArgument,
-    LeaseLost,
     MemorySink,
     Owner,
     SegmentLost,
@@ -174,21 +173,6 @@ def test_units_that_are_too_fine_are_moved_together(orders: Store) -> None:
     report = orders.compact("orders", older_layouts=True)
     assert len(report.units) > 20
     assert (report.outputs, len(report.files)) == (2, 1)
-    assert waits(orders) == before
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_later_tables_and_rows_of_one_transaction_still_count(orders: Store) -> None:
-    with orders.transaction(long=True) as tx:
-        bulk.add(tx, orders, many(40, b"first"))
-        bulk.add(tx, orders, many(20, b"second"))
-        for key in many(10):
-            tx.queue("orders").add(key, b"row")
-    before = waits(orders)
-    assert len(before) == 40
-    orders.alter_queue("orders", **OTHER)
-    report = orders.compact("orders", older_layouts=True)
-    assert (report.read, report.written, report.superseded) == (40, 40, 0)
     assert waits(orders) == before
 
 
@@ -366,69 +350,6 @@ def test_a_drain_that_has_waited_takes_the_locks_away(orders: Store, monkeypatch
     assert [one.read for one in reports] == [1, everything]
     assert (report.units, report.lost, files(orders)) == ([], 2, there)
     assert (waits(orders), older(orders)) == ([], [])
-
-
-def test_a_rewriting_whose_lock_is_revoked_loses_cleanly(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(orders, seed=24)
-    orders.alter_queue("orders", **OTHER)
-    before, there = waits(orders), files(orders)
-
-    def lose(step: str) -> None:
-        if step == "written":
-            with orders.database.begin() as work:
-                locks = queries.locks.of_queue(work, orders.queue("orders").number, now=work.now())
-                assert [row["segment"] for row in locks] == [None, None]  # interval locks
-                queries.locks.revoke(work, "rewriting", {"1"})
-
-    monkeypatch.setattr(watched_steps, "WATCHERS", [lose])
-    report = rewrite(orders.database, "orders", owner=Owner("rewriting", "1"))
-    assert (report.units, report.lost, report.still_open) == ([], 2, (1,))
-    assert (waits(orders), files(orders)) == (before, there)
-
-
-def test_an_older_attempt_moves_nothing_any_more_although_it_held_nothing(orders: Store) -> None:
-    fill(orders, seed=25)
-    orders.alter_queue("orders", **OTHER)
-    before, attempts = waits(orders), [Owner("rewriting", "1"), Owner("rewriting", "2")]
-    reports = list[Any]()
-
-    def overtake() -> bool:
-        if not reports:
-            reports.append(None)
-            reports[0] = rewrite(orders.database, "orders", owner=attempts[1])
-        return False
-
-    with pytest.raises(LeaseLost):
-        rewrite(orders.database, "orders", owner=attempts[0], stops=overtake)
-    assert (len(reports[0].units), waits(orders)) == (2, before)
-
-
-def test_a_file_that_goes_behind_a_lost_lock_is_no_lost_file(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The drain that has taken the locks may have brought all, and clean-up deleted it."""
-    fill(orders, seed=26)
-    orders.alter_queue("orders", **OTHER)
-    everything, sink = len(waits(orders)), MemorySink()
-
-    def bring_all(step: str) -> None:
-        if step == "begun":
-            assert drained(orders, sink, lock_timeout=0.0)[1] == everything
-            assert vacuum_segments(orders.database, grace_seconds=0).files > 0
-
-    monkeypatch.setattr(watched_steps, "WATCHERS", [bring_all])
-    report = rewrite(orders.database, "orders")
-    assert (report.units, report.lost, files(orders)) == ([], 2, 0)
-
-
-def test_a_missing_file_stops_a_rewriting_and_changes_nothing(orders: Store) -> None:
-    fill(orders, seed=27)
-    orders.alter_queue("orders", **OTHER)
-    before = waits(orders)
-    file, bring_back = lost_file(orders, 1)
-    with pytest.raises(SegmentLost, match=Path(file).name):
-        rewrite(orders.database, "orders")
-    bring_back()
-    assert (waits(orders), held(orders)) == (before, 0)
-    assert len(rewrite(orders.database, "orders").units) == 2
 
 
 def held(store: Store) -> int:

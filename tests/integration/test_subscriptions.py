@@ -123,13 +123,6 @@ def test_a_bound_transaction_reaches_every_subscription(airports: Store, store_u
     assert keys(airports, "airports/search") == keys(airports, "airports/cache") == ["a"]
 
 
-def test_a_transaction_whose_id_was_asked_for_reaches_every_subscription(airports: Store) -> None:
-    with airports.transaction() as tx:
-        assert tx.id
-        tx.queue("airports").add("a", 1)
-    assert keys(airports, "airports/search") == keys(airports, "airports/cache") == ["a"]
-
-
 def test_each_subscription_has_the_buckets_of_its_own_layout(airports: Store) -> None:
     with airports.database.begin() as work:
         layout = queries.queues.q.update().where(queries.queues.q.c.id == "airports/cache")
@@ -156,13 +149,6 @@ def test_a_broken_reader_holds_back_no_other_one(airports: Store) -> None:
     assert keys(airports, "airports/search") == ["a", "b"]
 
 
-def test_sinks_know_records_by_the_queue(airports: Store) -> None:
-    add(airports, "a")
-    sink = MemorySink()
-    drain(airports, "airports/search", sink, sink_name="search")
-    assert documents(sink) == {"a": {"key": "a"}}
-
-
 def test_two_subscriptions_may_feed_one_collection(airports: Store) -> None:
     sink = MemorySink()
     add(airports, "a")
@@ -182,29 +168,12 @@ def test_each_subscription_is_bound_to_a_sink_of_its_own(airports: Store) -> Non
     }
 
 
-def test_the_same_key_twice_is_refused_and_replaced_as_in_any_queue(airports: Store) -> None:
-    with pytest.raises(EntryError, match="replace=True"):
-        add(airports, "a", "a")
-    for long in (False, True):
-        add(airports, "a", "a", long=long, replace=True)
-    assert keys(airports, "airports/search") == keys(airports, "airports/cache") == ["a", "a"]
-
-
 def test_a_repeated_commit_adds_nothing(airports: Store) -> None:
     begun = airports.begin()
     with airports.resume(begun) as tx:
         tx.queue("airports").add("a", 1)
     assert airports.commit(begun) == airports.commit(begun)
     assert keys(airports, "airports/search") == ["a"]
-
-
-def test_an_aborted_long_transaction_leaves_nothing(airports: Store) -> None:
-    begun = airports.begin()
-    with airports.resume(begun) as tx:
-        tx.queue("airports").add("a", 1)
-    assert rows(airports) == 1
-    airports.abort(begun)
-    assert rows(airports) == rows(airports, "airports/search") == 0
 
 
 # -- exactly what commits after a reader's start ----------------------------------------------------------------------
@@ -959,31 +928,6 @@ def test_a_first_load_that_was_replaced_stages_nothing_more(airports: Store) -> 
         load.flush()
     assert keys(airports, "airports/reports") == []
     assert airports.queue("airports/reports").first_load == "missing"
-
-
-def test_a_first_load_that_was_killed_is_made_again_at_once(airports: Store, store_url: str) -> None:
-    airports.subscribe("airports", "reports")
-    began, ends = os.pipe()
-
-    def load() -> None:
-        with Store.open(store_url) as store, store.first_load("airports/reports") as loading:
-            loading.add("a", 1)
-            loading.flush()
-            os.write(ends, b".")
-            signal.pause()
-
-    child = fork.Process(target=load)
-    child.start()
-    assert os.read(began, 1) == b"."
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGKILL)
-    child.join(PATIENCE)
-    for end in (began, ends):
-        os.close(end)
-    with airports.first_load("airports/reports", settle_timeout=0.05) as again:
-        again.add("b", 1)
-    assert keys(airports, "airports/reports") == ["b"]
-    assert active(airports) == 0
 
 
 def test_a_first_load_that_is_killed_at_any_step_is_made_again_at_once(
