@@ -183,7 +183,7 @@ def run(way: Way, url: str, clock: Clock, path: Path, number: int, seed: int, tr
 @pytest.mark.parametrize(
     "all_ways",
     [
-        pytest.param(600, id="short"),
+        pytest.param(600, id="short", marks=pytest.mark.brief),
         pytest.param(TRANSACTIONS, id="long", marks=pytest.mark.full("as many transactions as are asked for")),
     ],
 )

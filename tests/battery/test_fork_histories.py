@@ -146,7 +146,7 @@ def count_alive(processes: list[BaseProcess]) -> int:
 @pytest.mark.parametrize(
     ("all_ways", "steps"),
     [
-        pytest.param(350, 15, id="short"),
+        pytest.param(350, 15, id="short", marks=pytest.mark.brief),
         pytest.param(TRANSACTIONS, 50, id="long", marks=pytest.mark.full("as many transactions as are asked for")),
     ],
 )

@@ -93,7 +93,10 @@ def ending(processes: list[BaseProcess]) -> Iterator[None]:
 @pytest.mark.timeout(HANGS)
 @pytest.mark.parametrize(
     "transfers",
-    [pytest.param(300, id="short"), pytest.param(1000, id="long", marks=pytest.mark.full("a thousand transfers"))],
+    [
+        pytest.param(300, id="short", marks=pytest.mark.brief),
+        pytest.param(1000, id="long", marks=pytest.mark.full("a thousand transfers")),
+    ],
 )
 def test_a_bank_under_kills_keeps_its_total_and_an_unbroken_chain_per_account(
     way: Way, way_url: str, tmp_path: Path, seed: int, transfers: int, covered: Covered

@@ -200,7 +200,7 @@ def run(way: Way, url: str, number: int, seed: int, path: str, transactions: int
 @pytest.mark.parametrize(
     "all_ways",
     [
-        pytest.param(400, id="short"),
+        pytest.param(400, id="short", marks=pytest.mark.brief),
         pytest.param(TRANSACTIONS, id="long", marks=pytest.mark.full("as many transactions as are asked for")),
     ],
 )

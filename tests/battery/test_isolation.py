@@ -28,7 +28,7 @@ POSTGRESQL = next(way for way in WAYS if way.name == "postgresql")
 @pytest.mark.parametrize(
     "all_ways",
     [
-        pytest.param(SHORT, id="short"),
+        pytest.param(SHORT, id="short", marks=pytest.mark.brief),
         pytest.param(TRANSACTIONS, id="long", marks=pytest.mark.full("as many transactions as are asked for")),
     ],
 )

@@ -30,7 +30,7 @@ MANY = 20
 few_or_all = pytest.mark.parametrize(
     "places",
     [
-        pytest.param(FEW, id="few"),
+        pytest.param(FEW, id="few", marks=pytest.mark.brief),
         pytest.param(
             int(os.environ.get("EXPORT_QUEUE_CUTS", MANY)),
             id="many",

@@ -43,7 +43,12 @@ def explore(url: str, *, seeds: int, examples: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "long", [False, pytest.param(True, marks=pytest.mark.full("many sequences of steps"))], ids=["short", "long"]
+    "long",
+    [
+        pytest.param(False, marks=pytest.mark.brief),
+        pytest.param(True, marks=pytest.mark.full("many sequences of steps")),
+    ],
+    ids=["short", "long"],
 )
 def test_locks_in_a_file_are_their_model_whatever_happens(long: bool) -> None:
     with in_memory() as folder:

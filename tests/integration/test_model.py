@@ -44,7 +44,7 @@ def explore(world: World, *, seeds: int, steps: int, look_every: int) -> None:
 
 SEEDS = os.environ.get("EXPORT_QUEUE_MODEL_SEEDS")
 """How many seeds the longer runs try; three on files and one on servers by default."""
-SHORT = pytest.param(False, marks=pytest.mark.timeout(600), id="short")
+SHORT = pytest.param(False, marks=[pytest.mark.brief, pytest.mark.timeout(600)], id="short")
 LONG = pytest.param(True, marks=[pytest.mark.full("many sequences of steps"), pytest.mark.timeout(7200)], id="long")
 
 

@@ -152,7 +152,10 @@ def commit_for_ever(url: str, kind: str, first: str, sender: Any) -> None:
 
 @pytest.mark.parametrize(
     "kills",
-    [6, pytest.param(100, marks=[pytest.mark.full("a hundred kills"), pytest.mark.timeout(900)])],
+    [
+        pytest.param(6, marks=pytest.mark.brief),
+        pytest.param(100, marks=[pytest.mark.full("a hundred kills"), pytest.mark.timeout(900)]),
+    ],
     ids=["few", "many"],
 )
 def test_a_writer_killed_at_any_moment_has_lost_nothing_that_it_was_told(sqlite_url: str, kills: int) -> None:
