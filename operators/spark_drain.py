@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -13,8 +14,8 @@ from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.rendered import Reader, optional
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.drain_task import DrainTask
-from export_queue.operators.free_units import OpenUnits
 from export_queue.operators.spark_submission import SparkSubmission, check_references
+from export_queue.operators.submissions import Submissions
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
@@ -90,27 +91,27 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         store_spec, variables, submitter = self._prepare_spark(self._store, dataclasses.replace(sink, spec=spec))
         reports: list[DrainReport] = []
         self._owner = request.owner
-        with open_store(self._store) as store, OpenUnits.of(store, request) as units:
-            while units.wait(self.check_killed):
+        with open_store(self._store) as store:
+            submissions = Submissions.begin(store, request)
+            with contextlib.closing(submissions.requests(self.check_killed)) as requests:
                 # one submission drains what is free; this task waits for the rest without holding an executor
-                arguments = DrainArguments(
-                    store=store_spec,
-                    sink=spec,
-                    request=units.next_request(),
-                    max_parallel=self.max_parallel,
-                    start_timeout=self.start_timeout,
-                    submitter=submitter,
-                )
-                find = partial(store.reports, drain_id=arguments.request.drain_id)
-                self._submit(context, store, describe_drain(arguments), variables, result=find)
-                if not (found := find()):
-                    raise SparkJobFailed(
-                        f"the Spark driver ended without a report; its id is {arguments.request.drain_id}"
+                for submitted in requests:
+                    arguments = DrainArguments(
+                        store=store_spec,
+                        sink=spec,
+                        request=submitted,
+                        max_parallel=self.max_parallel,
+                        start_timeout=self.start_timeout,
+                        submitter=submitter,
                     )
-                report = DrainReport.from_dict(found[0])
-                for warning in report.warnings():
-                    self.log.warning("%s", warning)
-                if report.problem is not None:
-                    raise report.problem.to_error()
-                reports.append(report)
-        return units.report(reports)
+                    find = partial(store.reports, drain_id=submitted.drain_id)
+                    self._submit(context, store, describe_drain(arguments), variables, result=find)
+                    if not (found := find()):
+                        raise SparkJobFailed(f"the Spark driver ended without a report; its id is {submitted.drain_id}")
+                    report = DrainReport.from_dict(found[0])
+                    for warning in report.warnings():
+                        self.log.warning("%s", warning)
+                    if report.problem is not None:
+                        raise report.problem.to_error()
+                    reports.append(report)
+        return submissions.report(reports)

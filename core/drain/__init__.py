@@ -2,6 +2,7 @@
 
 from export_queue.core.drain.admission import ask_sink, readmit, warn_of_closed
 from export_queue.core.drain.binding import Binding, binding_with, filled_in
+from export_queue.core.drain.claims import Terms, rounds
 from export_queue.core.drain.dead_letters import retry_dead_letters
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, Progress
@@ -20,6 +21,7 @@ from export_queue.core.drain.one_drain import run_drain
 from export_queue.core.drain.parts import LEAST_WEIGHT, Part
 from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.progress import Left, OnLeft
+from export_queue.core.drain.promise import Promise
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, by_range, total
 from export_queue.core.drain.request import DrainOptions, DrainRequest
 from export_queue.core.drain.sharing import share_out
@@ -52,9 +54,11 @@ __all__ = [
     "Part",
     "Problem",
     "Progress",
+    "Promise",
     "RangeReport",
     "RoundOver",
     "Tally",
+    "Terms",
     "ask_sink",
     "binding_with",
     "by_range",
@@ -70,6 +74,7 @@ __all__ = [
     "opened_exporter",
     "readmit",
     "retry_dead_letters",
+    "rounds",
     "run_drain",
     "share_out",
     "total",

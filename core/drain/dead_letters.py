@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from export_queue.core.drain.drain_run import POLL_SECONDS
+from export_queue.core.drain.claims import Terms, claim_in_layouts, rounds
 from export_queue.core.drain.request import LEASE_SECONDS
 from export_queue.core.errors import LeaseLost, LockNotAvailable
-from export_queue.core.locks import ROWS, Lease, Owner, claim, hold, holders, release
+from export_queue.core.locks import ROWS, Lease, Owner, hold, holders_named, release
 from export_queue.core.queue import (
     DeadLetterFilter,
     Position,
@@ -41,7 +41,8 @@ def retry_dead_letters(
     :param which: letters to retry, oldest first.
     :param who: name for the audit record.
     :param limit: maximum number of letters.
-    :param lock_timeout: seconds to wait for drains of their units, after which compactions there are revoked.
+    :param lock_timeout: seconds to wait for drains of their units, counted from when no other unit is free; then
+        compactions there are revoked.
     :returns: number of letters that were queued.
     :raises LockNotAvailable: drains held the units all the time; letters that were queued before stay queued.
     """
@@ -53,21 +54,24 @@ def retry_dead_letters(
     for letter in letters:
         unit = layouts[letter.layout].unit_of(letter.position.bucket)
         waiting.setdefault(unit, []).append(letter.position)
-    owner, moved, since = Owner.unique(), 0, clock()
-    while waiting:
-        is_late = clock() - since >= lock_timeout
-        leases: list[Lease] = []
+    owner, moved = Owner.unique(), 0
+
+    def claim_rows(units: Sequence[Range], revokes: bool) -> list[Lease]:
+        how = {"owner": owner, "lease_seconds": LEASE_SECONDS, "members": frozenset({ROWS})}
+        return claim_in_layouts(database, queue, units, **how, revokes=revokes)
+
+    terms = Terms(
+        database=database,
+        owner=owner,
+        left=lambda: list(waiting),
+        claim=claim_rows,
+        refusal=lambda units: _not_available(database, queue, waiting, moved),
+        lock_timeout=lock_timeout,
+        sleep=sleep,
+        clock=clock,
+    )
+    for leases in rounds(terms):
         try:
-            for of, units in queue.by_layout(waiting):
-                leases += claim(
-                    database,
-                    of,
-                    units,
-                    owner=owner,
-                    lease_seconds=LEASE_SECONDS,
-                    members=frozenset({ROWS}),
-                    revokes=is_late,
-                )
             for lease in leases:
                 try:
                     with database.begin() as work:
@@ -80,11 +84,6 @@ def retry_dead_letters(
                 del waiting[lease.range]
         finally:
             release(database, leases)
-        if leases or not waiting:
-            continue
-        if is_late:
-            raise _not_available(database, queue, waiting, moved)
-        sleep(POLL_SECONDS)
     return moved
 
 
@@ -92,9 +91,9 @@ def _not_available(
     database: Database, queue: Queue, waiting: dict[Range, list[Position]], moved: int
 ) -> LockNotAvailable:
     with database.read() as work:
-        held = [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, waiting)]
+        held = holders_named(work, queue, waiting)
     return LockNotAvailable(
         f"others work on {queue.id}: {moved} dead letters are queued again, {sum(map(len, waiting.values()))} are not; "
-        f"held: {', '.join(held) or 'free by now'}",
+        f"held: {held}",
         hint="try again; no letter is queued twice",
     )

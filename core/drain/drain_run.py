@@ -17,36 +17,29 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from export_queue.core.drain import tally
-from export_queue.core.drain.admission import warn_of_closed
-from export_queue.core.drain.claims import Claims, shown
+from export_queue.core.drain.claims import Claim, Claims, Terms, rounds
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine
-from export_queue.core.drain.fenced import not_settled_error
 from export_queue.core.drain.progress import Left, ProgressLog
+from export_queue.core.drain.promise import Promise
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, grouped, total
 from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.sink_fence import SinkFence
 from export_queue.core.drain.transient import DRAIN_RETRY, call_again
 from export_queue.core.errors import DrainTimedOut, ExportQueueError, LeaseLost, SinkError, StoreUnavailable
-from export_queue.core.locks import Lease, LeaseKeeper, begin_attempt, check_attempt, joined, release_all
+from export_queue.core.locks import LeaseKeeper, begin_attempt, joined, release_all
 from export_queue.core.queue import (
     DeadLetterFilter,
     Queue,
     Range,
     backlog,
-    find_reader,
     join_ranges,
     list_dead_letters,
     losses,
-    read_again,
-    units_asked_for,
-    waiting_ranges,
 )
 from export_queue.core.store import Database, Reading, Work, queries, removed_subscription
-from export_queue.core.transactions import Snapshot, expire_if_due, settled_snapshot, take_snapshot
+from export_queue.core.transactions import Snapshot, settled_snapshot, take_snapshot
 
-POLL_SECONDS = 0.5
-"""Time between two checks by a drain that waits for other holders."""
 _ANSWER_SECONDS = 60.0
 _COUNT_SECONDS = 10.0
 _REASON_CHARACTERS = 300
@@ -66,135 +59,97 @@ class DrainRun:
     deadline: Deadline = field(default_factory=Deadline)
     queue_number: int | None = None
     """The queue's number, if an earlier drain of the attempt found it."""
-    queue: Queue | None = None
-    wanted: list[Range] = field(default_factory=list)
-    """The requested units."""
+    promise: Promise | None = None
+    """What must be delivered; None until the queue is found."""
     number: int = 0
     """The number of the report; 0 until it is drawn."""
-    done: set[Range] = field(default_factory=set)
-    """Units for which the promise is kept."""
     parts: list[Counts] = field(default_factory=list)
     """The results that the engine reported; replaced by the sum of the tallies once these are counted."""
     is_tallied: bool = False
-    promised: Snapshot | None = None
     waiting: Left | None = None
     """Entries pending in the requested units; None if they were not counted."""
     first_rejection: str | None = None
     incomplete: tuple[str, ...] = ()
     """Accepted losses that make the sink incomplete."""
-    claims: Claims = field(init=False)
     sink_fence: SinkFence = field(init=False)
 
     def __post_init__(self) -> None:
-        self.claims = Claims(self.database, self.request)
         self.sink_fence = SinkFence(self.database, self.store_id, self.request)
+
+    @property
+    def queue(self) -> Queue | None:
+        """The queue, once it is found."""
+        return None if self.promise is None else self.promise.queue
 
     def deliver_all(self, engine: Engine, progress: ProgressLog) -> None:
         """Deliver what the drain promises. Numbers refer to the steps at the top of this module."""
-        promised = self.promised = take_snapshot(self.database)  # 1
-        queue = self.begin(engine)  # 2
-        waiting = self._with_work(queue, promised, self.wanted)  # 3
-        skipped: set[Range] = set()
+        promise = self.begin(engine)  # 1, 2
+        promise.find_left()  # 3
+        claims = Claims(promise, engine.is_fenced, self.clock)
+        terms: Terms[Claim] = Terms(
+            database=self.database,
+            owner=self.request.owner,
+            left=lambda: promise.left,
+            ready=claims.ready,
+            claim=claims.claim,
+            refusal=promise.refusal,
+            on_wait=lambda units: progress.waiting(partial(promise.awaited, units)),
+            after_wait=promise.find_left,
+            if_locked=self.request.if_locked,
+            lock_timeout=self.request.lock_timeout,
+            deadline=self.deadline,
+            sleep=self.sleep,
+            clock=self.clock,
+        )
         while True:
-            skipped |= set(self._deliver(engine, progress, queue, promised, waiting))
-            if engine.is_fenced or not (self._is_altered(queue) or (queue.older and waiting)):
+            has_work = bool(terms.units())
+            for claim in rounds(terms):  # 4
+                progress.draining()
+                self._drain(engine, promise, claim)  # 5
+                if claims.is_fenced:
+                    promise.find_left()
+            if claims.is_fenced or not (self._is_altered(promise.queue) or (promise.queue.older and has_work)):
                 return
             # entries of one layout may have been rewritten into units of a later one that had no work before
-            queue, found = self._find_units_again(queue, promised)
-            waiting = [unit for unit in found if unit not in skipped]
-            self.done -= set(waiting)
+            promise.find_moved()
 
     def _is_altered(self, queue: Queue) -> bool:
         """Return whether all units were requested and the queue has new ones."""
-        return self.request.ranges is None and self._current_layout() not in (None, queue.layout)
+        return self.request.ranges is None and self._layout_of(queue) not in (None, queue.layout)
 
-    def _find_units_again(self, queue: Queue, promised: Snapshot) -> tuple[Queue, list[Range]]:
-        """Find the units that have work, including those of new layouts if all units were requested.
-
-        :returns: the queue with all its layouts, and the units.
-        """
-        units = self.wanted
-        with self.database.read() as work:
-            if self.request.ranges is None:
-                found_again = read_again(work, queue)
-                require_same(found_again, queue.number)
-                queue = self.queue = found_again
-                units = queue.open_units()
-            found = waiting_ranges(work, queue, promised, units)
-        self.wanted += [unit for unit in found if unit not in self.wanted]
-        return queue, found
-
-    def _deliver(
-        self, engine: Engine, progress: ProgressLog, queue: Queue, promised: Snapshot, waiting: list[Range]
-    ) -> list[Range]:
-        """Deliver what is pending in some units; return the units that were skipped because others hold them."""
-        skipped: list[Range] = []
-        waits_since = self.clock()
-        while waiting:
-            self.deadline.check()
-            ready = self._settled(queue, waiting) if engine.is_fenced else waiting
-            is_late = self.clock() - waits_since >= self.request.lock_timeout
-            revokes = is_late and self.request.if_locked == "wait"
-            claimed_at, snapshot = self.clock(), take_snapshot(self.database)
-            leases = self.claims.claim(queue, ready, promised, is_fenced=engine.is_fenced, revokes=revokes)  # 4
-            if leases:
-                progress.draining()
-                self._drain(engine, queue, leases, snapshot, claimed_at)  # 5
-                waiting = self._with_work(queue, promised, waiting) if engine.is_fenced else self._not_done(waiting)
-                waits_since = self.clock()
-                continue
-            if self.request.if_locked == "skip":
-                skipped += ready
-                waiting, ready = [unit for unit in waiting if unit not in ready], []
-                if not waiting:
-                    break
-            if is_late:
-                if not ready:
-                    raise not_settled_error(self.database, queue, promised, shown(waiting))
-                raise self.claims.not_available(queue, ready)
-            progress.waiting(partial(self.claims.awaited, queue, ready, promised))
-            self.sleep(min(POLL_SECONDS, self.deadline.left()))
-            check_attempt(self.database, self.request.owner)
-            waiting = self._with_work(queue, promised, waiting)  # 3: the holder may have drained everything
-        return skipped
-
-    def begin(self, engine: Engine) -> Queue:
+    def begin(self, engine: Engine) -> Promise:
         """Find the queue, take over from older attempts, and let the sink admit this drain."""
-        queue = self._find_queue()
-        begin_attempt(self.database, queue, self.request.owner)
-        self.sink_fence.admit_and_bind(engine, queue)
-        return queue
+        promise = self.promise = Promise.begin(self.database, self.request, number=self.queue_number)
+        begin_attempt(self.database, promise.queue, self.request.owner)
+        self.sink_fence.admit_and_bind(engine, promise.queue)
+        return promise
 
-    def deliver_free(self, engine: Engine) -> bool:
+    def deliver_free(self, engine: Engine, claims: Claims) -> bool:
         """Deliver pending entries that nobody holds; return whether there were any."""
-        queue = self.queue
-        assert queue is not None
-        snapshot = take_snapshot(self.database)
-        waiting = self._with_work(queue, snapshot, self.wanted)
-        claimed_at = self.clock()
-        ready = self._settled(queue, waiting) if engine.is_fenced else waiting
-        leases = self.claims.claim(queue, ready, snapshot, is_fenced=engine.is_fenced)
-        if leases:
+        promise = claims.promise
+        promise.renew()
+        claim = claims.claim(claims.ready(promise.left), snapshot=promise.snapshot)
+        if claim is not None:
             # A fenced sink needs a claim per unit. For other sinks, a few entries of many units become one small chunk.
-            self._drain(engine, queue, leases if engine.is_fenced else joined(leases), snapshot, claimed_at)
-        return bool(leases)
+            leases = claim.leases if claims.is_fenced else joined(claim.leases)
+            self._drain(engine, promise, claim._replace(leases=leases))
+        return claim is not None
 
     def has_moved(self) -> bool:
         """Return whether entries may be pending in a layout that was opened after the drain began."""
         queue = self.queue
         assert queue is not None
         known = {layout.number for layout in queue.layouts()}
-        if self._current_layout() != queue.layout:
+        if self._layout_of(queue) != queue.layout:
             return True
         with self.database.read() as work:
             older = queries.layouts.open_ones(work, queue.source_number, before=queue.layout)
         return not known.issuperset(number for number, *_ in older)
 
-    def _current_layout(self) -> int | None:
-        """Return the number of the queue's layout; None if the queue was removed."""
-        assert self.queue is not None
+    def _layout_of(self, queue: Queue) -> int | None:
+        """Return the number of the queue's layout now; None if the queue was removed."""
         with self.database.read() as work:
-            return queries.queues.layout_of(work, self.queue.number)
+            return queries.queues.layout_of(work, queue.number)
 
     @contextlib.contextmanager
     def new_fence_after(self, engine: Engine) -> Iterator[None]:
@@ -232,42 +187,12 @@ class DrainRun:
             if self.queue is not None and queries.queues.layout_of(work, self.queue.number) is None:
                 raise removed_subscription(f"subscription {self.queue.id!r}") from error
 
-    def _find_queue(self) -> Queue:
-        with self.database.read() as work:
-            queue = find_reader(work, self.request.queue_id)
-            require_same(queue, self.queue_number)
-            self.queue = queue
-            self.wanted, closed = units_asked_for(work, queue, self.request.ranges)
-        warn_of_closed(queue, closed)
-        self.done |= set(closed)
-        return queue
-
-    def _with_work(self, queue: Queue, snapshot: Snapshot, units: Sequence[Range]) -> list[Range]:
-        """Find the units that have work; note the others as done."""
-        with self.database.read() as work:
-            found = waiting_ranges(work, queue, snapshot, units)
-        self.done |= set(units) - set(found)
-        return found
-
-    def _settled(self, queue: Queue, units: Sequence[Range]) -> list[Range]:
-        """Find the units with settled entries: no older entry can be committed after them."""
-        expire_if_due(self.database, seconds=_ANSWER_SECONDS)  # an expired transaction would hold them back
-        snapshot = settled_snapshot(self.database, queue.number)
-        with self.database.read() as work:
-            return waiting_ranges(work, queue, snapshot, units)
-
-    def _not_done(self, units: Sequence[Range]) -> list[Range]:
-        return [unit for unit in units if unit not in self.done]
-
-    def _drain(
-        self, engine: Engine, queue: Queue, leases: Sequence[Lease], snapshot: Snapshot, claimed_at: float
-    ) -> None:
+    def _drain(self, engine: Engine, promise: Promise, claim: Claim) -> None:
         """Drain claimed units.
 
-        :param snapshot: decides which rows and files are read. It is taken before the claim, so that the claim covers
-            all segments that it sees. A fenced drain locks whole intervals and takes its snapshot after the claim.
         :raises ExportQueueError: a unit was not drained; the others were.
         """
+        queue, leases, snapshot, claimed_at = promise.queue, *claim
         self.is_tallied = engine.is_tallied
         keeper = LeaseKeeper(
             self.database,
@@ -297,7 +222,8 @@ class DrainRun:
         call_again(replace(DRAIN_RETRY, sleep=self.sleep, clock=self.clock), self._count_tallied)
         if not engine.is_fenced:  # a fenced drain may have left entries that are not settled yet
             whole = {lease.range for lease in leases if lease.is_whole}
-            self.done |= {part.range for part in parts if part.problem is None and part.range in whole}
+            finished = {part.range for part in parts if part.problem is None and part.range in whole}
+            promise.left = [unit for unit in promise.left if unit not in finished]
         for part in parts:
             if part.problem is not None:
                 raise part.cause or part.problem.to_error()
@@ -309,8 +235,8 @@ class DrainRun:
 
     def count_removed(self, work: Work) -> None:
         """Release all leases, so that nothing more can be removed, and count exactly what was removed."""
-        assert self.queue is not None
-        release_all(work, self.queue, self.wanted, self.request.owner)
+        assert self.promise is not None
+        release_all(work, self.promise.queue, self.promise.wanted, self.request.owner)
         # none are left if an earlier try took effect: it counted and deleted them
         if self.is_tallied and (removed := tally.counted(work, self.request)).read:
             left = sum(part.left for part in self.parts)
@@ -318,10 +244,11 @@ class DrainRun:
 
     def count_left(self) -> Left | None:
         """Count the promised entries that are still queued; None before the promise."""
-        if self.queue is None or self.promised is None:
+        promise = self.promise
+        if promise is None:
             return None
         with self.database.read(seconds=_COUNT_SECONDS) as work:
-            return count_waiting(work, self.queue, self.promised, self.wanted)
+            return count_waiting(work, promise.queue, promise.snapshot, promise.wanted)
 
     def timed_out(self, awaited: str) -> DrainTimedOut:
         """Return the error for a drain whose time is over, with what it delivered.
@@ -341,24 +268,24 @@ class DrainRun:
     def count_pending(self) -> None:
         """Count what is pending, and find its age and the reason of the first dead letter."""
         self.waiting = None
-        if self.queue is None:
+        if self.promise is None:
             return
-        snapshot = take_snapshot(self.database)
+        queue, snapshot = self.promise.queue, take_snapshot(self.database)
         with self.database.read() as work:
-            self.waiting = count_waiting(work, self.queue, snapshot, self.wanted)
+            self.waiting = count_waiting(work, queue, snapshot, self.promise.wanted)
             if any(part.dead for part in self.parts):
                 which = DeadLetterFilter(drain_id=self.request.drain_id)
-                for letter in list_dead_letters(work, self.queue, which, limit=1):
+                for letter in list_dead_letters(work, queue, which, limit=1):
                     self.first_rejection = f"{letter.error_class}: {letter.reason[:_REASON_CHARACTERS]}"
-            self.incomplete = tuple(mark.line() for mark in losses(work, self.queue.id))
+            self.incomplete = tuple(mark.line() for mark in losses(work, queue.id))
 
     def report(self, *, seconds: float, problem: Problem | None) -> DrainReport:
         report = DrainReport(
             queue=self.request.queue_id,
             sink=self.request.sink_name,
             drain_id=self.request.drain_id,
-            ranges=join_ranges(self.done),
-            skipped=join_ranges(set(self.wanted) - self.done),
+            ranges=join_ranges([] if self.promise is None else self.promise.done),
+            skipped=join_ranges([] if self.promise is None else self.promise.left),
             waiting=None if self.waiting is None else self.waiting.entries,
             oldest_left_seconds=0.0 if self.waiting is None else round(self.waiting.oldest_seconds, 3),
             seconds=round(seconds, 3),
@@ -377,16 +304,6 @@ def count_waiting(work: Reading, queue: Queue, snapshot: Snapshot, units: Sequen
     found = backlog(work, queue, snapshot, units)
     oldest = min((unit.oldest_seq for unit in found), default=None)
     return Left(sum(unit.entries for unit in found), 0.0 if oldest is None else _age(work, oldest))
-
-
-def require_same(queue: Queue, number: int | None) -> None:
-    """Refuse a subscription that was removed and created again under the same name.
-
-    :param number: the number of the queue that is drained; None if it is not known yet.
-    :raises UnknownQueue: the numbers differ.
-    """
-    if number not in (None, queue.number):
-        raise removed_subscription(f"subscription {queue.id!r}")
 
 
 def _age(work: Reading, seq: int) -> float:

@@ -20,7 +20,15 @@ from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import call_again
 from export_queue.core.errors import ConfigurationError, EntriesNotSettled
 from export_queue.core.locks import Lease
-from export_queue.core.queue import DeadLetterFilter, Queue, close_layouts, count_dead_letters, find_queue
+from export_queue.core.queue import (
+    DeadLetterFilter,
+    Queue,
+    Range,
+    close_layouts,
+    count_dead_letters,
+    find_queue,
+    join_ranges,
+)
 from export_queue.core.retry import Retry
 from export_queue.core.sinks import Claim, FencedSink, Sink, call_sink
 from export_queue.core.store import Database, queries
@@ -95,12 +103,13 @@ def refuse_dead_letters(database: Database, queue: Queue) -> None:
         )
 
 
-def not_settled_error(database: Database, queue: Queue, since: Snapshot, ranges: str) -> EntriesNotSettled:
+def not_settled_error(database: Database, queue: Queue, since: Snapshot, units: Sequence[Range]) -> EntriesNotSettled:
     """Return the error that names the transactions for which a drain waited too long.
 
     :param since: snapshot of the drain's start; only transactions that were in progress then count.
-    :param ranges: where entries are pending.
+    :param units: where entries are pending.
     """
+    ranges = " ".join(str(part) for part in join_ranges(units))
     return EntriesNotSettled(
         f"entries of {queue.id} {ranges} must wait for older transactions that are still in progress: "
         f"{in_progress(database, since) or 'none by now'}"

@@ -21,12 +21,14 @@ from typing import Unpack
 from export_queue.core.callables import checked
 from export_queue.core.drain.admission import StoreHandle
 from export_queue.core.drain.binding import filled_in
-from export_queue.core.drain.drain_run import DrainRun, count_waiting, require_same
+from export_queue.core.drain.claims import Claims
+from export_queue.core.drain.drain_run import DrainRun, count_waiting
 from export_queue.core.drain.engine import Engine, Progress
 from export_queue.core.drain.exporters import load_exporter, opened_exporter
 from export_queue.core.drain.local import LocalEngine
 from export_queue.core.drain.one_drain import concluded
 from export_queue.core.drain.progress import Left
+from export_queue.core.drain.promise import require_same
 from export_queue.core.drain.report import Counts, DrainReport, grouped, total
 from export_queue.core.drain.request import DrainOptions, DrainRequest
 from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost
@@ -241,10 +243,10 @@ class Follower:
         def work() -> None:
             try:
                 with run.new_fence_after(engine):
-                    queue = run.begin(engine)
+                    promise = run.begin(engine)
                     with self.store.database.begin() as open_work:  # left by a link that failed
-                        release_all(open_work, queue, run.wanted, self.request.owner)
-                    self._run_rounds(run, engine, end)
+                        release_all(open_work, promise.queue, promise.wanted, self.request.owner)
+                    self._run_rounds(run, engine, Claims(promise, engine.is_fenced, self.clock), end)
             except BaseException as error:
                 run.continues = isinstance(error, Exception) and is_transient(error)
                 raise
@@ -257,13 +259,13 @@ class Follower:
         if report.read:
             log.debug("%s", report.line())
 
-    def _run_rounds(self, run: DrainRun, engine: Engine, end: float) -> None:
+    def _run_rounds(self, run: DrainRun, engine: Engine, claims: Claims, end: float) -> None:
         idle = 0
         while not self.is_over():
             begun = self.clock()
             self._round_end = begun + ROUND_SECONDS
             try:
-                found = run.deliver_free(engine)
+                found = run.deliver_free(engine, claims)
             except RoundOver:
                 if self.is_over():
                     break
@@ -279,7 +281,7 @@ class Follower:
                     break
                 self._await_hint(min(_LOOKS.pause(idle), end - self.clock()))
                 check_attempt(self.store.database, self.request.owner)
-        run.done = set(run.wanted)
+        claims.promise.left = []
 
     def end_round(self, progress: Progress) -> None:
         """End the round between two chunks if it is time.

@@ -22,6 +22,7 @@ from export_queue.core.locks.showing import (
     LockView,
     explained,
     holders,
+    holders_named,
     members_text,
     not_available,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "give_back",
     "hold",
     "holders",
+    "holders_named",
     "joined",
     "member",
     "members_text",

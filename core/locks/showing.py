@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,19 +43,25 @@ def holders(work: Reading, queue: Queue, ranges: Iterable[Range]) -> list[Holder
     ]
 
 
+def holders_named(work: Reading, queue: Queue, units: Iterable[Range]) -> str:
+    """Name some holders of units, for a message."""
+    return _some_of([f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, units)])
+
+
 def not_available(work: Reading, queue: Queue, units: Iterable[Range]) -> LockNotAvailable:
     """Make the error that names the holders of units."""
     units = list(units)
-    held = [f"{holder.range} by {holder.owner.task}" for holder in holders(work, queue, units)]
     shown = " ".join(str(part) for part in join_ranges(units))
-    return LockNotAvailable(f"others work on {queue.id} {shown}; held: {', '.join(held) or 'free by now'}")
+    return LockNotAvailable(f"others work on {queue.id} {shown}; held: {holders_named(work, queue, units)}")
 
 
 def in_the_way(waits: Waits) -> str:
     """Describe what a request waits for."""
     held = [f"{_range(lock.area)} is held by {lock.task}" for lock in waits.locks]
-    first = [f"{request.task} comes first" for request in waits.requests]
-    named = [*held, *first]
+    return _some_of([*held, *(f"{request.task} comes first" for request in waits.requests)])
+
+
+def _some_of(named: Sequence[str]) -> str:
     more = f", and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     return (", ".join(named[:_NAMED]) or "free by now") + more
 

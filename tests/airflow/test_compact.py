@@ -16,7 +16,7 @@ from export_queue import InvalidArgument, MemorySink, Store, UnknownQueue, drain
 from export_queue.core.drain import DrainRequest
 from export_queue.core.segments import watched_steps
 from export_queue.operators import ExportQueueCompactOperator
-from export_queue.operators.free_units import OpenUnits
+from export_queue.operators.submissions import Submissions
 
 Run = Callable[..., Any]
 
@@ -65,14 +65,15 @@ def test_what_waits_in_older_layouts_is_moved(orders: Store, compact: Run) -> No
 
 
 def test_what_is_moved_while_a_drain_on_spark_waits_is_left_for_it(orders: Store) -> None:
-    units = OpenUnits.of(orders, DrainRequest.of("orders", "sink", {}))
+    submissions = Submissions.begin(orders, DrainRequest.of("orders", "sink", {}))
     orders.alter_queue("orders", buckets=8, buckets_per_range=2, guard="seq")
     orders.compact("orders", older_layouts=True)
-    assert units.wait(lambda: None)
-    assert {unit.layout for unit in units.left} == {2}
+    requests = submissions.requests(lambda: None)
+    assert next(requests)
+    assert {unit.layout for unit in submissions.promise.left} == {2}
     assert drain(orders, "orders", MemorySink(), sink_name="sink").acknowledged == 100
-    assert not units.wait(lambda: None)
-    assert units.report([]).skipped == ()
+    assert list(requests) == []
+    assert submissions.report([]).skipped == ()
 
 
 def test_few_segments_are_left_alone_by_default(orders: Store, compact: Run) -> None:

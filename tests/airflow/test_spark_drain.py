@@ -33,7 +33,7 @@ from export_queue import (
     UnknownQueue,
     bucket,
 )
-from export_queue.core.drain import DrainRequest, drain_as_requested
+from export_queue.core.drain import DrainRequest, drain_as_requested, promise
 from export_queue.core.locks import (
     COMPACTION_PRIORITY,
     ROWS,
@@ -55,7 +55,7 @@ from export_queue.operators import (
     ExportQueueSparkCompactOperator,
     ExportQueueSparkDrainOperator,
     ExportQueueSparkLoadOperator,
-    free_units,
+    submissions,
 )
 from export_queue.operators.spark_home import SparkNotFound, find_java, find_spark
 
@@ -217,9 +217,9 @@ def test_a_layout_that_comes_between_the_reads_of_a_drain_is_drained(
         add(airflow_store, 1)
         return take_snapshot(*arguments)
 
-    monkeypatch.setattr("export_queue.core.transactions.take_snapshot", late)
-    left = free_units.OpenUnits.of(airflow_store, DrainRequest(queue_id="orders", sink_name="copies")).left
-    assert Range(0, 7, 2) in left
+    monkeypatch.setattr(promise, "take_snapshot", late)
+    request = DrainRequest(queue_id="orders", sink_name="copies")
+    assert Range(0, 7, 2) in submissions.Submissions.begin(airflow_store, request).promise.left
 
 
 def test_it_is_mapped_over_groups_of_ranges(airflow_store: Any, run_dag: Any, spark: FakeSpark, copies: None) -> None:
@@ -501,7 +501,7 @@ def test_a_drain_that_waits_for_others_submits_nothing_before(
         looks.append(len(spark.calls()))
         release(airflow_store.database, leases[:5] if len(looks) == 2 else leases[5:] if len(looks) == 4 else [])
 
-    monkeypatch.setattr(free_units, "sleep", look)
+    monkeypatch.setattr(submissions, "sleep", look)
     add(airflow_store, 100)
     queue = airflow_store.queue("orders")
     leases = claim(airflow_store.database, queue, queue.units(), owner=Owner("somebody", "1"), lease_seconds=600)
@@ -535,7 +535,7 @@ def test_what_a_compaction_does_not_hold_is_submitted_at_once_and_the_rest_behin
         if len(looks) == 3:
             release(airflow_store.database, leases)
 
-    monkeypatch.setattr(free_units, "sleep", look)
+    monkeypatch.setattr(submissions, "sleep", look)
     add(airflow_store, 1000)
     airflow_store.database.segments = str(spark.folder / "segments")
     unit = airflow_store.queue("orders").units()[0]

@@ -25,6 +25,7 @@ from export_queue import (
     UnknownQueue,
     drain,
 )
+from export_queue.core.drain import claims
 from export_queue.core.locks import claim, release
 from export_queue.core.maintenance import maintain
 from export_queue.core.store import schema
@@ -249,17 +250,15 @@ def test_a_retry_goes_on_though_its_leases_run_out(orders: Store, monkeypatch: p
 
 
 def test_a_letter_that_somebody_drops_meanwhile_is_not_put_back(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from export_queue.core.drain import dead_letters
-
     add(orders, {"anna": "x", "ben": "y"})
     dead_letter_all(orders, MemorySink())
-    real = dead_letters.claim
+    real = claims.claim
 
     def claim_late(*arguments: Any, **options: Any) -> Any:
         orders.dead_letters.drop("orders", DeadLetterFilter(key="anna"))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(dead_letters, "claim", claim_late)
+    monkeypatch.setattr(claims, "claim", claim_late)
     assert orders.dead_letters.retry("orders") == 1
     assert waiting(orders) == 1
 
