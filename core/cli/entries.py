@@ -125,7 +125,7 @@ def _story(story: KeyStory) -> dict[str, Any]:
         "not_committed": [str(seq) for seq in story.not_committed],
         "dead": [_letter(letter) for letter in story.dead],
         "last_drain": _drain(story.last_drain),
-        "may_have_brought": _drain(story.may_have_brought),
+        "possible_delivery": _drain(story.possible_delivery),
     }
 
 
@@ -151,8 +151,8 @@ def _lines(story: KeyStory) -> list[str]:
         for letter in story.dead
     ]
     lines += [f"last drain of its unit: {_drain_text(story.last_drain)}", *_problem_lines(story.last_drain)]
-    if story.may_have_brought is not None:
-        lines.append(f"{_delivery_text(story)}: {_drain_text(story.may_have_brought)}")
+    if story.possible_delivery is not None:
+        lines.append(f"{_delivery_text(story)}: {_drain_text(story.possible_delivery)}")
     if story.queue.first_load == "missing":
         lines.append("first load: missing, so this subscription lacks what was committed before it was created")
     lines.append("Writes of a transaction in progress are unknown until it stages or commits.")
@@ -163,7 +163,7 @@ def _commit_text(story: KeyStory) -> str:
     commit = story.last_commit
     # A subscription does not know what was committed before it was created.
     to, before = ("", "") if story.queue.parent is None else (" to this subscription", ", or before it was created")
-    if commit is None and story.may_have_brought is None:
+    if commit is None and story.possible_delivery is None:
         return (
             f"none on record{to}, and no drain on record has delivered anything of its unit: the key was probably "
             f"never committed{before}"

@@ -64,7 +64,7 @@ class KeyStory:
     """Oldest first, at most 100."""
     last_drain: FinishedDrain | None
     """The newest drain that was asked to drain the key's unit, whether or not it got that far."""
-    may_have_brought: FinishedDrain | None
+    possible_delivery: FinishedDrain | None
     """The newest drain that may have delivered the key. Reports count entries without naming them, so this does not
     prove a delivery, nor that the key was ever committed."""
 
@@ -94,7 +94,7 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
         not_committed=tuple(hidden),
         dead=tuple(dead),
         last_drain=next((one for one in newest if _covers(one.report.ranges + one.report.skipped, units)), None),
-        may_have_brought=may_have_brought(busy, units, delivered),
+        possible_delivery=possible_delivery(busy, units, delivered),
     )
 
 
@@ -113,7 +113,7 @@ def last_commit(queued: Iterable[int], dead: Iterable[int], writer: int | None) 
     return LastCommit(None, "conflict key") if known is None and writer == 0 else known
 
 
-def may_have_brought(drains: Iterable[FinishedDrain], units: Sequence[Range], seq: int | None) -> FinishedDrain | None:
+def possible_delivery(drains: Iterable[FinishedDrain], units: Sequence[Range], seq: int | None) -> FinishedDrain | None:
     """Return the newest drain that may have delivered a key; pure.
 
     :param drains: newest first.

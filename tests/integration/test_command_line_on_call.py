@@ -163,7 +163,7 @@ def test_why_of_an_entry_of_a_bound_transaction_has_no_invented_time(postgres_ur
     assert "by a bound transaction" in told
     story = json.loads(run_cli("why", "orders", "anna", "--json", url=postgres_url))
     assert story["last_commit"] == {"seq": None, "time": None, "known_by": "conflict key"}
-    assert story["may_have_brought"] is not None
+    assert story["possible_delivery"] is not None
     assert "by a bound transaction" not in run_cli("why", "orders", "never", url=postgres_url)
 
 

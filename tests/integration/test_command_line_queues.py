@@ -176,7 +176,7 @@ def test_the_story_of_a_key_is_told(url: str) -> None:
         "not_committed",
         "dead",
         "last_drain",
-        "may_have_brought",
+        "possible_delivery",
     }
     with Store.open(url) as store:
         long = context_of(store, OpenTransaction(store.database, kind="long"))
@@ -201,7 +201,7 @@ def test_the_story_of_a_key_is_told(url: str) -> None:
     assert (letter["seq"], letter["drain_id"]) == (seq, report.drain_id)
     assert dead["last_drain"]["drain_id"] == report.drain_id
     assert dead["last_drain"]["dead"] == 1
-    assert dead["may_have_brought"] is None, "the drain brought nothing"
+    assert dead["possible_delivery"] is None, "the drain delivered nothing"
     assert report.drain_id in run_cli("why", "orders", "anna", url=url)
     assert "keys of queue 'orders' have the codec str" in run_cli("why", "orders", "--key-hex", "ff", url=url, status=1)
     assert "which key?" in run_cli("why", "orders", url=url, status=2)

@@ -118,7 +118,7 @@ def test_an_older_layout_drains_out_while_entries_come_into_the_new_one(orders: 
     assert orders.queue("orders").older == (), "the drain has closed it"
     story = orders.why("orders", KEYS[-1])
     assert story.unit.layout == 2
-    assert story.may_have_brought is not None
+    assert story.possible_delivery is not None
 
 
 def test_a_drain_of_a_layout_that_is_closed_finds_nothing_and_says_so(

@@ -7,7 +7,7 @@ from tests.support.contexts import context_of, opened_by
 
 from export_queue import DrainReport, EntryError, InvalidArgument, MemorySink, Range, SinkRefused, Store, bucket, drain
 from export_queue.core.drain import FinishedDrain, LastCommit
-from export_queue.core.drain.why import last_commit, may_have_brought
+from export_queue.core.drain.why import last_commit, possible_delivery
 from export_queue.core.queue.read import VALUES_BYTES
 from export_queue.core.transactions import OpenTransaction
 
@@ -72,7 +72,7 @@ def test_a_key_of_which_nothing_is_known(store: Store, queue_id: str) -> None:
     at = bucket(b"anna", 16)
     assert (story.bucket, story.unit) == (at, Range(at // 4 * 4, at // 4 * 4 + 4))
     assert (story.last_commit, story.queued, story.dead, story.not_committed) == (None, (), (), ())
-    assert (story.last_drain, story.may_have_brought) == (None, None)
+    assert (story.last_drain, story.possible_delivery) == (None, None)
 
 
 def test_the_story_of_a_key_from_its_commit_to_the_drain(store: Store, queue_id: str) -> None:
@@ -91,15 +91,15 @@ def test_the_story_of_a_key_from_its_commit_to_the_drain(store: Store, queue_id:
     report = drain(store, queue_id, sink, sink_name="s")
     story = store.why(queue_id, "anna")
     assert (story.last_commit, story.queued) == (None, ()), "the store has no trace of the commit any more"
-    assert story.may_have_brought is not None
-    assert story.may_have_brought.report == report
-    assert story.last_drain == story.may_have_brought
+    assert story.possible_delivery is not None
+    assert story.possible_delivery.report == report
+    assert story.last_drain == story.possible_delivery
     idle = drain(store, queue_id, sink, sink_name="s")
     story = store.why(queue_id, "anna")
     assert story.last_drain is not None
     assert story.last_drain.report.drain_id == idle.drain_id
-    assert story.may_have_brought is not None
-    assert story.may_have_brought.report == report
+    assert story.possible_delivery is not None
+    assert story.possible_delivery.report == report
 
 
 def test_the_story_names_the_drain_that_failed(store: Store, queue_id: str) -> None:
@@ -112,7 +112,7 @@ def test_the_story_names_the_drain_that_failed(store: Store, queue_id: str) -> N
     with pytest.raises(SinkRefused):
         drain(store, queue_id, Closed(), sink_name="s", ranges=[unit])
     story = store.why(queue_id, "anna")
-    assert story.may_have_brought is None
+    assert story.possible_delivery is None
     assert story.last_drain is not None
     assert story.last_drain.report.problem is not None
     assert story.last_commit == LastCommit(seq, "entry")
@@ -136,8 +136,8 @@ def test_a_conflict_key_tells_of_a_commit_that_was_drained(store: Store, queue_i
     drain(store, queue_id, sink, sink_name="s")
     story = store.why(queue_id, "anna")
     assert story.last_commit == LastCommit(seq, "conflict key")
-    assert story.may_have_brought is not None
-    assert story.may_have_brought.report == report, "the later drain of the unit brought only younger entries"
+    assert story.possible_delivery is not None
+    assert story.possible_delivery.report == report, "the later drain of the unit brought only younger entries"
 
 
 def test_of_the_traces_of_a_commit_the_newest_counts() -> None:
@@ -172,7 +172,7 @@ def test_a_report_fits_a_delivery_by_its_ranges_and_sequences() -> None:
     ]
 
     def named(at: int, seq: int | None) -> str | None:
-        found = may_have_brought(drains, [Range(at, at + 1)], seq)
+        found = possible_delivery(drains, [Range(at, at + 1)], seq)
         return None if found is None else found.report.drain_id
 
     assert (named(3, 5), named(11, 5), named(3, None), named(4, None), named(12, None)) == (

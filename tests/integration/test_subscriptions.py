@@ -580,13 +580,13 @@ def test_the_sink_of_a_removed_namesake_is_told_of_until_something_was_drained(
 def test_reports_of_a_removed_namesake_are_not_those_of_the_new_one(airports: Store) -> None:
     add(airports, "a", exclusive=True)
     drain(airports, "airports/search", MemorySink(), sink_name="index")
-    assert airports.why("airports/search", "a").may_have_brought is not None
+    assert airports.why("airports/search", "a").possible_delivery is not None
     airports.unsubscribe("airports", "search")
     assert len(airports.reports(queue_id="airports/search")) == 1
     airports.subscribe("airports", "search")
     assert airports.reports(queue_id="airports/search") == []
     story = airports.why("airports/search", "a")
-    assert story.may_have_brought is None
+    assert story.possible_delivery is None
     assert story.last_drain is None
     drain(airports, "airports/search", MemorySink(), sink_name="other")
     assert len(airports.reports(queue_id="airports/search")) == 1
