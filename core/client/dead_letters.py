@@ -129,8 +129,9 @@ class DeadLetters:
         :param file: the file's name, as ``SegmentLost`` shows it.
         :returns: the number of entries that were discarded.
         :raises InvalidArgument: the file has no pending entries in the queue.
+        :raises HasSubscriptions: the queue has subscriptions; pass the id of one of them.
         """
-        queue, who = self._find_queue(queue_id), who or user_at_host()
+        queue, who = self._find_reader(queue_id), who or user_at_host()
         with self._database.begin() as work:
             discarded = give_up_file(work, queue, file, who=who)
         log.warning("%s discarded %d entries of %s in the file %s", who, discarded, queue_id, file)
@@ -144,9 +145,10 @@ class DeadLetters:
 
         :param file: the file's name, as ``SegmentLost`` shows it.
         :raises InvalidArgument: no pending entries of the file were merged, or its inputs have been deleted.
+        :raises HasSubscriptions: the queue has subscriptions; pass the id of one of them.
         :raises LockNotAvailable: others are working on the same units.
         """
-        found = fall_back(self._database, self._find_queue(queue_id), file, who=who or user_at_host())
+        found = fall_back(self._database, self._find_reader(queue_id), file, who=who or user_at_host())
         log.warning("%s", found.line())
         return found
 

@@ -205,7 +205,10 @@ def give_up_file(work: Work, queue: Queue, file: str, *, who: str) -> int:
     """
     given_up = queries.segments.discard(work, queue.number, file)
     if not given_up:
-        raise InvalidArgument(f"queue {queue.id!r}: no pending segment is in file {file}")
+        raise InvalidArgument(
+            f"queue {queue.id!r}: no pending segment is in file {file}",
+            hint="list the pending files: export-queue segments QUEUE",
+        )
     queries.acts.record(work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file})
     return given_up
 

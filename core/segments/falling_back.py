@@ -109,7 +109,10 @@ def _found(database: Database, queue: Queue, file: str) -> tuple[list[Segment], 
 
 
 def _nothing_waits(queue: Queue, file: str) -> InvalidArgument:
-    return InvalidArgument(f"queue {queue.id!r}: no merged segment is pending in file {file}")
+    return InvalidArgument(
+        f"queue {queue.id!r}: no merged segment is pending in file {file}",
+        hint="name a file of a compaction that is not drained; list them: export-queue segments QUEUE",
+    )
 
 
 def _nothing_left(file: str, *, of_rows: bool = False) -> InvalidArgument:

@@ -603,6 +603,25 @@ def test_a_fall_back_goes_hop_by_hop_from_a_compaction_to_the_older_layout(order
     assert drained(orders)[1] == len(everything) > len(before)
 
 
+def test_what_a_compaction_has_merged_of_a_move_is_delivered_twice_after_its_fall_back(orders: Store) -> None:
+    bulk.load(orders, many(60, b"first"))
+    before = waits(orders)
+    orders.alter_queue("orders", **OTHER)
+    rewrite(orders.database, "orders")
+    bulk.load(orders, {"key-1": b"later"})
+    everything = waits(orders)
+    report = compact(orders.database, "orders", wanted=Candidates(least=2))
+    assert 1 < report.read < len(before)
+    moved = next(file for file in orders.bulk_files() if "rewritten" in file)
+    Path(moved).unlink()
+    assert orders.dead_letters.fall_back("orders", moved).moved_back
+    assert sorted(set(waits(orders))) == everything
+    twice = report.read - 1
+    assert sum(unit.entries for unit in orders.backlog("orders")) == len(everything) + twice
+    assert drained(orders) == (newest(everything), len(everything) + twice)
+    assert (waits(orders), older(orders)) == ([], [])
+
+
 def test_inputs_are_kept_while_anything_that_they_became_waits(orders: Store) -> None:
     for number in range(3):
         bulk.load(orders, many(60, f"{number}".encode()))

@@ -30,6 +30,7 @@ from export_queue import (
     DrainError,
     EntriesWait,
     EntryError,
+    HasSubscriptions,
     InvalidArgument,
     LayoutClosed,
     LeaseLost,
@@ -872,6 +873,9 @@ def test_a_lost_file_is_given_up_by_name_and_for_one_reader(orders: Store) -> No
         drained(orders, "airports/search", chunk_rows=3)
     with pytest.raises(InvalidArgument, match="no pending segment is in"):
         orders.dead_letters.give_up_file("airports/search", "/another")
+    for remedy in (orders.dead_letters.give_up_file, orders.dead_letters.fall_back):
+        with pytest.raises(HasSubscriptions, match="airports/cache, airports/search"):
+            remedy("airports", lost.file)
     assert orders.dead_letters.give_up_file("airports/search", lost.file, who="me") == lost.entries
     assert len(drained(orders, "airports/search")) == whole.entries
     (record,) = orders.dead_letters.audit("airports/search")
