@@ -51,11 +51,6 @@ def is_reference(text: object) -> bool:
     return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
 
 
-def is_import_path(text: str) -> bool:
-    """Return whether text has the form of an import path; nothing is imported."""
-    return _IMPORT_PATH.fullmatch(text) is not None
-
-
 def resolve_secret(reference: str) -> str:
     """Return the secret that a reference leads to; it is never empty.
 
