@@ -30,7 +30,7 @@ from export_queue import (
     TransactionContext,
     drain,
 )
-from export_queue.core.drain.claims import Claims
+from export_queue.core.drain import claims
 from export_queue.core.maintenance import maintain
 from export_queue.core.segments import one_entry, vacuum_segments
 from export_queue.core.store import queries
@@ -355,7 +355,7 @@ def test_a_drain_delivers_all_or_nothing_of_a_transaction_that_commits_meanwhile
     """The claim lists segments, and rows are read after it: one snapshot decides both."""
     orders = one_unit(store, tmp_path)
     bulk.put(orders, ["other"], b"x")
-    claim_units, committed = Claims.claim, []
+    claim_units, committed = claims.claim_in_layouts, []
 
     def commit() -> None:
         if not committed:
@@ -371,7 +371,7 @@ def test_a_drain_delivers_all_or_nothing_of_a_transaction_that_commits_meanwhile
         commit()
         return leases
 
-    monkeypatch.setattr(Claims, "claim", claim)
+    monkeypatch.setattr(claims, "claim_in_layouts", claim)
     sink = MemorySink()
     assert drain(orders, "orders", sink, sink_name="sink").acknowledged in (1, 4)
     read = {key.decode() for _, key in sink.ranks()}
