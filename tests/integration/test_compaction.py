@@ -100,6 +100,27 @@ def test_a_compaction_changes_nothing_of_what_waits(orders: Store) -> None:
     assert waits(orders) == []
 
 
+def test_what_is_drained_of_the_inputs_is_left_out(orders: Store) -> None:
+    fill(orders, seed=1)
+    before = waits(orders)
+    sink = MemorySink()
+    step, batches = sink.apply, iter(range(100))
+
+    def apply(operations: Any) -> Any:
+        if next(batches) == 4:
+            raise ExportQueueError("enough")
+        return step(operations)
+
+    sink.apply = apply  # type: ignore[method-assign]
+    with pytest.raises(ExportQueueError, match="enough"):
+        drain(orders, "orders", sink, sink_name="sink", chunk_rows=7)
+    left = waits(orders)
+    assert 0 < len(left) < len(before)
+    report = compact(orders.database, "orders", wanted=FEW)
+    assert report.read == report.written == len(left)
+    assert waits(orders) == left
+
+
 @pytest.mark.parametrize("tables", [1, 256])
 def test_later_tables_and_rows_of_one_transaction_still_count_behind_a_compaction(
     orders: Store, monkeypatch: pytest.MonkeyPatch, tables: int
@@ -507,6 +528,30 @@ def test_a_fall_back_counts_what_it_gives_up_though_entries_were_superseded(orde
     assert orders.dead_letters.fall_back("orders", lose_output(orders)).given_up == lost
     assert waits(orders) == [row for row in left if row[3] != b"row"]
     assert drained(orders, sink)[1] >= len(left) - lost
+
+
+@pytest.mark.parametrize("moment", ["locked", "begun", "written", "published"])
+def test_a_compaction_ends_in_its_layout_though_the_queue_is_altered(
+    orders: Store, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    fill(orders, seed=25)
+    added = len(waits(orders))
+    sink, brought = MemorySink(), []
+
+    def alter(step: str) -> None:
+        if step == moment and orders.queue("orders").layout == 1:
+            orders.alter_queue("orders", buckets=16, buckets_per_range=4, guard="seq")
+            fill(orders, seed=26)
+            report = drain(orders, "orders", sink, sink_name="sink", if_locked="skip")
+            brought.append(report.read)
+            assert (len(orders.queue("orders").older) == 1) == (moment != "published")
+
+    monkeypatch.setattr(watched_steps, "WATCHERS", [alter])
+    assert compact(orders.database, "orders", wanted=FEW).read == added
+    brought.append(drained(orders, sink)[1])
+    assert sum(brought) == 2 * added
+    assert brought[0] >= added
+    assert orders.queue("orders").older == ()
 
 
 def test_there_is_no_fall_back_behind_the_vacuum_of_the_inputs(orders: Store) -> None:
