@@ -62,7 +62,7 @@ def _search(count: int, repeats: int) -> Figure:
             priority=DRAIN_PRIORITY,
             task="holder",
             attempt="1",
-            place=(1, first),
+            id=(1, first),
             lease_ms=1,
         )
         for first in range(0, count * UNIT, UNIT)
