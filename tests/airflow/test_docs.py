@@ -15,7 +15,8 @@ from export_queue import Store
 from export_queue.hooks import ExportQueueHook, sink_hook
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = "".join((DOCS / f"{name}.md").read_text("utf-8") for name in ("airflow", "airflow-reference"))
+NAMES = ("airflow", "nightly-mirror", "airflow-secrets", "airflow-reference")
+PAGE = "".join((DOCS / f"{name}.md").read_text("utf-8") for name in NAMES)
 
 
 def blocks(language: str, page: str = PAGE) -> list[str]:

@@ -1,4 +1,4 @@
-"""What YARN and Kubernetes are given by Spark's own ``spark-submit``, with the commands of the page about clusters."""
+"""What YARN and Kubernetes are given by Spark's own ``spark-submit``, with the commands of the pages about clusters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from tests.support.servers import free_port
 
 from export_queue.core.spark import DrainArguments
 
-PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {"YARN": "clusters-yarn.md", "Kubernetes": "clusters-kubernetes.md"}
+"""Sections that have pages of their own."""
 SECRETS = {"STORE_PASSWORD": "kept-secret-store", "REDIS_PASSWORD": "kept-secret-redis"}
 YARN_SITE = """<configuration>
 <property><name>yarn.resourcemanager.address</name><value>127.0.0.1:{port}</value></property>
@@ -30,8 +32,9 @@ exec {spark_submit} --verbose --conf spark.kubernetes.submission.waitAppCompleti
 
 
 def blocks(section: str) -> list[str]:
-    """The Python blocks of a section of the page."""
-    (found,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    """The Python blocks of a section of the page, or of the section's own page."""
+    page = (DOCS / PAGES.get(section, "clusters.md")).read_text("utf-8")
+    (found,) = re.findall(rf"^##? {section}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
     return re.findall(r"^```python\n(.*?)^```", found, re.DOTALL | re.MULTILINE)
 
 
