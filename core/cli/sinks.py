@@ -69,7 +69,7 @@ def readmit(
     """
     with sink_options.describe(sink, name=sink_name) as described, store.open() as opened:
         lines = [mark.line() for mark in take_anyway(opened, queue_id, described, complete=complete, who=who)]
-    without = " WITHOUT the lost records" if lines else ""
+    without = " without the lost records" if lines else ""
     return Result(
         json={"queue": queue_id, "sink": described.name, "incomplete": lines},
         lines=[
