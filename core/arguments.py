@@ -122,14 +122,6 @@ def whole_number(value: Any, *, what: str, least: int = 0) -> int:
     return number
 
 
-def number(value: Any, *, what: str) -> float:
-    """Read a number, which may be text that a template rendered."""
-    try:
-        return float(_unquoted(value))
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"{what}: expected a number, found {value!r}") from None
-
-
 def seconds(value: Any, *, what: str, may_be_zero: bool = False) -> float:
     """Read a finite time in seconds, which may be text that a template rendered."""
     try:

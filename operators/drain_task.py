@@ -127,6 +127,6 @@ class DrainTask(StoppableTask):
 
         attempt = uuid.uuid4().hex
         raw = {name: getattr(self, name) for name in _OPTIONS}
-        return DrainRequest.read(
+        return DrainRequest.of(
             self.queue_id, sink_name, {**raw, "owner": Owner(task, attempt), "drain_id": f"{task}#{attempt}"}
         )

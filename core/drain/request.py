@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypedDict, get_args
 
-from export_queue.core.arguments import given, number, parse_ranges, seconds, whole_number
 from export_queue.core.drain.transient import DRAIN_RETRY
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import Owner
@@ -124,18 +123,6 @@ class DrainRequest:
             **{name: value for name, value in options.items() if value is not None},
         )
 
-    @classmethod
-    def read(cls, queue_id: str, sink_name: str, raw: Mapping[str, Any]) -> Self:
-        """Create a request from options of templates and forms, where numbers and ranges may be text.
-
-        :param queue_id: the queue.
-        :param sink_name: name of the sink.
-        :param raw: values by the names of :class:`DrainOptions`; None means the default.
-        :raises InvalidArgument: an option is unknown, or its value is not allowed.
-        """
-        _refuse_unknown(raw)
-        return cls.of(queue_id, sink_name, {name: _read(name, value) for name, value in raw.items()})
-
     def another_attempt(self) -> Self:
         """Return the same request as a new attempt of its task, which takes over the leases of an older one."""
         return replace(self, owner=self.owner.submitted())
@@ -170,20 +157,6 @@ class DrainRequest:
 
 
 _RETRY_FIELDS = ("attempts", "seconds", "first_pause", "longest_pause")
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "ranges": parse_ranges,
-    "lock_timeout": lambda value: number(value, what="lock_timeout"),
-    "time_limit": lambda value: seconds(value, what="time_limit"),
-    "max_dead": lambda value: whole_number(value, what="max_dead"),
-    "lease_seconds": lambda value: number(value, what="lease_seconds"),
-    "chunk_rows": lambda value: whole_number(value, what="chunk_rows", least=1),
-    "chunk_bytes": lambda value: whole_number(value, what="chunk_bytes", least=1),
-}
-
-
-def _read(name: str, value: Any) -> Any:
-    value = given(value)
-    return value if value is None or name not in _READERS else _READERS[name](value)
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:

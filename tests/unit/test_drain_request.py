@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from export_queue import InvalidArgument, Owner, Range, Retry
+from export_queue import InvalidArgument, Owner, Retry
 from export_queue.core.drain import DRAIN_RETRY, DrainOptions, DrainRequest
 
 
@@ -49,27 +49,6 @@ def test_what_is_not_allowed_is_refused_with_what_was_expected(options, message)
     with pytest.raises(InvalidArgument) as caught:
         request(**options)
     assert message in str(caught.value)
-
-
-def test_texts_from_templates_are_read():
-    raw = {
-        "exporter": "",
-        "ranges": "[[0, 101], [202, 303]]",
-        "if_locked": "skip",
-        "lock_timeout": "5.5",
-        "max_dead": "7",
-        "on_error": None,
-    }
-    made = DrainRequest.read("orders", "cache", raw)
-    assert (made.exporter, made.ranges) == (None, (Range(0, 101), Range(202, 303)))
-    assert (made.if_locked, made.lock_timeout, made.max_dead, made.on_error) == ("skip", 5.5, 7, "dead_letter")
-    assert DrainRequest.read("orders", "cache", {"ranges": "None"}).ranges is None
-
-
-@pytest.mark.parametrize("raw", [{"max_dead": "many"}, {"ranges": "all"}, {"lock_timeout": "soon"}, {"unknown": 1}])
-def test_other_texts_are_refused(raw):
-    with pytest.raises(InvalidArgument):
-        DrainRequest.read("orders", "cache", raw)
 
 
 def test_a_request_survives_json():
