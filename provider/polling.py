@@ -147,6 +147,7 @@ class Poller:
                 await self._look_when_due()
             except Exception as error:  # of the poller itself: no trigger may wait for an answer that never comes
                 log.exception("The poller of store %s failed; its triggers end", self.described.spec.url)
+                self._looked_at = float("-inf")  # a trigger that begins now has no poll to share
                 for ask in self._asks:
                     _settle(ask, error)
 
@@ -177,6 +178,7 @@ class Poller:
     async def _meet(self, error: Exception, ready: Iterable[_Ask]) -> None:
         """Let the triggers wait if a later poll may succeed; otherwise pass them the error."""
         if not (isinstance(error, ExportQueueError) and error.transient):
+            self._looked_at = float("-inf")
             for ask in ready:
                 _settle(ask, error)
             return
