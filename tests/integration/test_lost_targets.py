@@ -214,7 +214,8 @@ def test_an_older_copy_of_a_file_is_refused_until_it_is_readmitted(orders: Store
     with pytest.raises(SinkLostData, match="older state"):
         drain(orders, "orders", spec)
     (tmp_path / "copies.json").write_text(spec.to_json())
-    assert "accepted without the lost records" in run_cli("readmit", "orders", str(tmp_path / "copies.json"), url=sqlite_url)
+    printed = run_cli("readmit", "orders", str(tmp_path / "copies.json"), url=sqlite_url)
+    assert "accepted without the lost records" in printed
     assert drain(orders, "orders", spec).acknowledged == 1
 
 
