@@ -119,7 +119,7 @@ class Submissions:
                 for unit in claimable(work, promise.queue, sorted(held), promise.snapshot, owner=request.owner):
                     del held[unit]
         if held and request.if_locked == "fail":
-            raise promise.refusal(sorted(held))
+            raise promise.refusal(sorted(held), units)
         if len(held) < len(units):
             if_locked = "skip" if request.if_locked == "wait" else request.if_locked
             return replace(request, if_locked=if_locked, ranges=units if self.count else request.ranges)

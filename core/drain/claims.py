@@ -15,14 +15,7 @@ from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.promise import Promise
 from export_queue.core.drain.request import IfLocked
 from export_queue.core.errors import ExportQueueError
-from export_queue.core.locks import (
-    Lease,
-    Owner,
-    check_attempt,
-    claim,
-    claimable,
-    release,
-)
+from export_queue.core.locks import Lease, Owner, check_attempt, claim, claimable, release
 from export_queue.core.queue import Queue, Range, waiting_ranges
 from export_queue.core.store import Database
 from export_queue.core.transactions import Snapshot, expire_if_due, settled_snapshot, take_snapshot
@@ -42,7 +35,8 @@ class Terms(Generic[Claimed]):
     :param left: returns the units that the task still wants.
     :param claim: claims what is free in some units, and returns nothing if nothing is. The second argument says whether
         to revoke locks of lower priority.
-    :param refusal: returns the error for units that others have held for too long.
+    :param refusal: returns the error after too long a wait, from the units that others hold and from all units that are
+        left. If others hold none, older transactions hold entries back.
     :param ready: returns those of some units that may be claimed now.
     :param on_wait: called before each pause with the units that others hold; may raise to stop.
     :param after_wait: called after each pause, to find out what is left.
@@ -55,7 +49,7 @@ class Terms(Generic[Claimed]):
     owner: Owner
     left: Callable[[], Sequence[Range]]
     claim: Callable[[Sequence[Range], bool], Claimed | None]
-    refusal: Callable[[Sequence[Range]], ExportQueueError]
+    refusal: Callable[[Sequence[Range], Sequence[Range]], ExportQueueError]
     ready: Callable[[Sequence[Range]], Sequence[Range]] = lambda units: units
     on_wait: Callable[[Sequence[Range]], None] = lambda units: None
     after_wait: Callable[[], None] = lambda: None
@@ -92,11 +86,11 @@ def rounds(terms: Terms[Claimed]) -> Iterator[Claimed]:
             continue
         if terms.if_locked == "skip":
             terms.skipped |= set(ready)
-            ready = []
-            if not terms.units():
+            ready, units = [], terms.units()
+            if not units:
                 return
         if is_late:
-            raise terms.refusal(ready)
+            raise terms.refusal(ready, units)
         terms.on_wait(ready)
         terms.sleep(min(POLL_SECONDS, terms.deadline.left()))
         check_attempt(terms.database, terms.owner)
@@ -174,7 +168,8 @@ class Claims:
         )
         whole = {lease.range for lease in leases if lease.is_whole}
         if request.if_locked == "fail" and len(whole) < len(units):
-            raise promise.refusal([unit for unit in units if unit not in whole])  # its end releases the leases
+            held = [unit for unit in units if unit not in whole]
+            raise promise.refusal(held, held)  # the end of the drain releases the leases
         self.shared = (self.shared - whole) | {lease.range for lease in leases if not lease.is_whole}
         return Claim(leases, snapshot, claimed_at) if leases else None
 

@@ -65,7 +65,7 @@ def retry_dead_letters(
         owner=owner,
         left=lambda: list(waiting),
         claim=claim_rows,
-        refusal=lambda units: _not_available(database, queue, waiting, moved),
+        refusal=lambda held, left: _not_available(database, queue, waiting, moved),
         lock_timeout=lock_timeout,
         sleep=sleep,
         clock=clock,

@@ -40,7 +40,6 @@ from export_queue.core.queue import (
 from export_queue.core.store import Database, Reading, Work, queries, removed_subscription
 from export_queue.core.transactions import Snapshot, settled_snapshot, take_snapshot
 
-_ANSWER_SECONDS = 60.0
 _COUNT_SECONDS = 10.0
 _REASON_CHARACTERS = 300
 

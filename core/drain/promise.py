@@ -84,12 +84,15 @@ class Promise:
         self.snapshot, self.left = take_snapshot(self.database), self.wanted
         self.find_left()
 
-    def refusal(self, units: Sequence[Range]) -> ExportQueueError:
-        """Return the error that names the holders of units; if there are none, the older transactions."""
-        if not units:
-            return not_settled_error(self.database, self.queue, self.snapshot, self.left)
+    def refusal(self, held: Sequence[Range], left: Sequence[Range]) -> ExportQueueError:
+        """Return the error that names the holders of units; if others hold none, the older transactions.
+
+        :param left: all units that were waited for.
+        """
+        if not held:
+            return not_settled_error(self.database, self.queue, self.snapshot, left)
         with self.database.read() as work:
-            error = not_available(work, self.queue, units)
+            error = not_available(work, self.queue, held)
         if self.request.if_locked == "wait":
             error.hint = (
                 f"the drain waited for {self.request.lock_timeout:g} s: wait longer (lock_timeout), "

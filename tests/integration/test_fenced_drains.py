@@ -227,6 +227,19 @@ def test_a_transaction_that_began_later_holds_nothing_back(one_unit: Store) -> N
     assert report.read == 1
 
 
+def test_a_drain_that_waited_too_long_names_no_unit_that_it_skipped(orders: Store) -> None:
+    keys = [f"k{i}" for i in range(100)]
+    add(orders, dict.fromkeys(keys, 1))
+    queue = orders.queue("orders")
+    claim(orders.database, queue, queue.units()[1:2], owner=Owner("somebody", "1"), lease_seconds=60)
+    with orders.transaction() as older:
+        older.queue("orders").add("older", 1)
+        assert older.id
+        add(orders, dict.fromkeys(keys, 2))
+        with pytest.raises(EntriesNotSettled, match=r"orders \[0, 5\) \[10, 20\) must wait"):
+            fenced_drain(orders, FencedMemory(), lock_timeout=0, if_locked="skip")
+
+
 def test_a_drain_that_skips_what_others_hold_still_waits_for_what_is_not_settled(orders: Store) -> None:
     add(orders, {f"k{i}": 1 for i in range(100)})
     queue = orders.queue("orders")
