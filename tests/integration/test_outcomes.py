@@ -645,6 +645,22 @@ def own_server() -> Iterator[PostgresServer]:
     yield from private_or_skip(PostgresServer)
 
 
+def wait_until_commits_wait(url: str, admin: psycopg.Connection) -> None:
+    """Return when commits wait for the standby: `show` says the new value before the server's other processes act."""
+    waits = threading.Event()
+
+    def commit_until_it_waits() -> None:
+        while not waits.is_set():
+            probe.execute("select pg_logical_emit_message(true, 'probe', '')")
+
+    with connect(url) as probe, in_background(commit_until_it_waits):
+        try:
+            wait_until(lambda: waiting_for_standby(admin), "no commit waits for the standby")
+        finally:
+            waits.set()
+            admin.execute("select pg_cancel_backend(%s)", [probe.info.backend_pid])
+
+
 @pytest.fixture
 def unreplicated(own_server: PostgresServer) -> Iterator[tuple[Store, psycopg.Connection]]:
     """A store whose server waits for a standby that does not exist, at every commit."""
@@ -657,11 +673,7 @@ def unreplicated(own_server: PostgresServer) -> Iterator[tuple[Store, psycopg.Co
         admin.execute("set synchronous_commit = local")
         admin.execute("alter system set synchronous_standby_names = 'missing'")
         admin.execute("select pg_reload_conf()")
-
-        def waits_for_standby() -> object:
-            return admin.execute("show synchronous_standby_names").fetchone() == ("missing",)
-
-        wait_until(waits_for_standby, "the setting does not arrive")
+        wait_until_commits_wait(url, admin)
         yield store, admin
         admin.execute("alter system reset synchronous_standby_names")
         admin.execute("select pg_reload_conf()")
