@@ -1,0 +1,6 @@
+"""Sources: where the full content of a queue comes from, for verify and whatever else must know all records."""
+
+from export_queue.core.sources.function import FunctionSource
+from export_queue.core.sources.protocol import Content, Source
+
+__all__ = ["Content", "FunctionSource", "Source"]

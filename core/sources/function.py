@@ -1,0 +1,82 @@
+"""A user's function as a source: whatever yields the keys and values that a queue's consumers should have."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.queue import Entries, Queue, Range, bucket
+from export_queue.core.store import Database
+from export_queue.core.transactions import take_snapshot
+
+PAGE_ROWS = 10_000
+PAGE_BYTES = 16 << 20
+_SPOOL = "CREATE TABLE entry (bucket INTEGER, key BLOB, value BLOB, PRIMARY KEY (bucket, key)) WITHOUT ROWID"
+_PAGE = "SELECT bucket, key, value FROM entry WHERE bucket >= ? AND bucket < ? ORDER BY bucket, key"
+
+
+class FunctionSource:
+    """The content of a queue that a function reads, for example from the table that the entries describe.
+
+    The function is called once for each reading, after the cut was taken. It must see everything that was committed
+    before its call, in one consistent read: with PostgreSQL, one statement or one ``REPEATABLE READ`` transaction.
+    Sequences are not known, so that only documents can be compared.
+
+    :param function: takes no arguments and yields pairs of key and value, in any order, each key once. Keys and values
+        are those that the producers add to the queue; they are encoded with its codecs.
+    """
+
+    def __init__(self, function: Callable[[], Iterable[tuple[Any, Any]]]) -> None:
+        self._function = function
+
+    @contextlib.contextmanager
+    def open(self, database: Database, queue: Queue) -> Iterator[FunctionContent]:
+        """Call the function, and keep the result in a temporary file until the context ends.
+
+        :raises InvalidArgument: the function yields a key twice, or something else than pairs.
+        :raises EntryError: a key or a value does not fit the queue's codecs.
+        """
+        cut = take_snapshot(database).low - 1
+        with contextlib.closing(sqlite3.connect("", check_same_thread=False)) as spool:  # deleted when it is closed
+            spool.execute(_SPOOL)
+            try:
+                spool.executemany("INSERT INTO entry VALUES (?, ?, ?)", self._rows(queue))
+            except sqlite3.IntegrityError:
+                raise InvalidArgument("a source yields each key once, found a key twice") from None
+            yield FunctionContent(cut, spool)
+
+    def _rows(self, queue: Queue) -> Iterator[tuple[int, bytes, bytes | None]]:
+        for pair in self._function():
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise InvalidArgument(f"a source yields pairs of key and value, found {type(pair).__name__}")
+            key = queue.encode_key(pair[0])
+            yield bucket(key, queue.buckets), key, queue.encode_value(pair[1], key=pair[0])
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionContent:
+    """What a function has yielded."""
+
+    cut: int
+    spool: sqlite3.Connection
+    is_ranked: bool = False
+
+    def pages(self, within: Range) -> Iterator[Entries]:
+        found = self.spool.execute(_PAGE, (within.first, within.end))
+        page: list[tuple[int, bytes, bytes | None]] = []
+        size = 0
+        for row in found:
+            page.append(row)
+            size += len(row[1]) + len(row[2] or b"")
+            if len(page) >= PAGE_ROWS or size >= PAGE_BYTES:
+                yield _entries(page, is_last=False)
+                page, size = [], 0
+        yield _entries(page, is_last=True)
+
+
+def _entries(rows: list[tuple[int, bytes, bytes | None]], *, is_last: bool) -> Entries:
+    return Entries([r[0] for r in rows], [r[1] for r in rows], [0] * len(rows), [r[2] for r in rows], is_last)
