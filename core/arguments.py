@@ -122,6 +122,13 @@ def whole_number(value: Any, *, what: str, least: int = 0) -> int:
     return number
 
 
+def choice(value: Any, *, what: str, allowed: Sequence[str]) -> str:
+    """Read one of some texts."""
+    if value not in allowed:
+        raise InvalidArgument(f"{what}: expected one of {', '.join(allowed)}, found {value!r}")
+    return str(value)
+
+
 def seconds(value: Any, *, what: str, may_be_zero: bool = False) -> float:
     """Read a finite time in seconds, which may be text that a template rendered."""
     try:

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from export_queue.core.drain import DrainRequest
     from export_queue.core.sinks import SinkSpec
 
-_OPTIONS = ("exporter", "ranges", "if_locked", "lock_timeout", "time_limit", "on_error", "max_dead")
-"""Arguments that go into the drain's request."""
-
 
 def _sink(value: Any, *, what: str) -> Any:
     """Read a sink: a description, its JSON text, or an import path."""
@@ -41,6 +38,10 @@ class DrainTask(StoppableTask):
     Success means that every entry of the ranges that was committed before the drain started is in the sink or is a
     dead letter.
 
+    The options ``exporter``, ``ranges``, ``if_locked``, ``lock_timeout``, ``time_limit``, ``on_error`` and ``max_dead``
+    are those of :class:`~export_queue.core.drain.DrainRequest`; None selects the default. All but ``lock_timeout`` are
+    templated.
+
     :param queue_id: the queue. (templated)
     :param sink_conn_id: connection of the sink, whose type selects the kind of sink: ``redis``, ``elasticsearch``,
         ``postgres``, ``mysql`` or ``sqlite``. (templated)
@@ -49,18 +50,6 @@ class DrainTask(StoppableTask):
         omit, and are refused with other values. (templated)
     :param sink: instead of ``sink_conn_id``: the description of a sink, or the import path ``module:factory`` of your
         own sink. (templated)
-    :param exporter: import path ``module:name`` of the function that turns entries into puts and deletes; by default
-        the exporter that the queue was drained with before. Without any, the key is the record's id and the value its
-        document. (templated)
-    :param ranges: ranges of buckets, ``[[0, 101], …]``; None for all. (templated)
-    :param if_locked: what to do about a range that others hold, wholly or partly: ``wait`` for it, ``skip`` it, or
-        ``fail``. (templated)
-    :param lock_timeout: seconds to wait for such ranges.
-    :param time_limit: seconds after which the drain ends in order, with an error after which Airflow retries the task.
-        Entries that were delivered stay delivered. None for no limit. (templated)
-    :param on_error: what to do with an entry that the exporter or the sink rejects: ``dead_letter`` turns it into a
-        dead letter, ``fail`` stops the drain. (templated)
-    :param max_dead: maximum number of dead letters; one more stops the drain. (templated)
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
@@ -71,10 +60,10 @@ class DrainTask(StoppableTask):
         "sink": _sink,
         "exporter": text,
         "ranges": parse_ranges,
-        "if_locked": name_or("wait"),
+        "if_locked": text,
         "time_limit": optional(seconds),
-        "on_error": name_or("dead_letter"),
-        "max_dead": optional(whole_number, default=1000),
+        "on_error": text,
+        "max_dead": optional(whole_number),
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
@@ -89,11 +78,11 @@ class DrainTask(StoppableTask):
         sink: SinkSpec | Mapping[str, Any] | str | None = None,
         exporter: str | None = None,
         ranges: Any = None,
-        if_locked: str = "wait",
-        lock_timeout: float = 600.0,
+        if_locked: str | None = None,
+        lock_timeout: float | None = None,
         time_limit: float | str | None = None,
-        on_error: str = "dead_letter",
-        max_dead: int | str = 1000,
+        on_error: str | None = None,
+        max_dead: int | str | None = None,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -122,11 +111,10 @@ class DrainTask(StoppableTask):
         :param sink_name: name of the sink that the queue is bound to.
         :raises InvalidArgument: an argument is not allowed.
         """
-        from export_queue.core.drain import DrainRequest
+        from export_queue.core.drain import TASK_OPTIONS, DrainRequest
         from export_queue.core.locks import Owner
 
         attempt = uuid.uuid4().hex
-        raw = {name: getattr(self, name) for name in _OPTIONS}
-        return DrainRequest.of(
-            self.queue_id, sink_name, {**raw, "owner": Owner(task, attempt), "drain_id": f"{task}#{attempt}"}
-        )
+        options = {name: getattr(self, name) for name in TASK_OPTIONS}
+        options |= {"owner": Owner(task, attempt), "drain_id": f"{task}#{attempt}"}
+        return DrainRequest.of(self.queue_id, sink_name, options)

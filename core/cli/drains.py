@@ -6,8 +6,7 @@ import contextlib
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Unpack
 
 import typer
 from rich.console import Console
@@ -26,60 +25,28 @@ from export_queue.core.progress_bar import ProgressBar
 from export_queue.core.queue import Queue, Range
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrainChoice:
-    """The options of a drain, as :class:`DrainOptions` names them."""
-
-    exporter: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:NAME", help="exporter; by default the stored one, else one record for each entry"),
-    ] = None
-    ranges: Annotated[
-        list[str] | None, typer.Option("--range", metavar="FIRST:END[:LAYOUT]", help="only these buckets; whole units")
-    ] = None
-    if_locked: Annotated[
-        Literal["wait", "skip", "fail"] | None,
-        typer.Option(help="if others hold ranges: wait, skip or fail; by default wait"),
-    ] = None
-    lock_timeout: Annotated[float | None, typer.Option(min=0, help="seconds to wait for locks; by default 600")] = None
-    time_limit: Annotated[
-        float | None,
-        typer.Option(min=0, help="seconds after which to stop, with status 75; with --follow, with status 0"),
-    ] = None
-    on_error: Annotated[
-        Literal["dead_letter", "fail"] | None,
-        typer.Option(help="if entries are refused: dead_letter or fail; by default dead_letter"),
-    ] = None
-    max_dead: Annotated[int | None, typer.Option(min=0, help="most dead letters; by default 1000")] = None
-
-    def options(self) -> DrainOptions:
-        """Return the options, with a new id for the drain."""
-        ranges = None if self.ranges is None else [_range(text) for text in self.ranges]
-        return cast(DrainOptions, {**vars(self), "ranges": ranges, "drain_id": uuid.uuid4().hex})
-
-
 @command()
 def drain(
     queue_id: QueueId,
     sink: SinkText,
     store: StoreOptions,
     sink_options: SinkOptions,
-    chosen: DrainChoice,
     sink_name: SinkName = None,
     follows: Annotated[
         bool, typer.Option("--follow", help="continue until SIGTERM or Ctrl-C; deliver entries soon after their commit")
     ] = False,
     as_json: AsJson = False,
+    **options: Unpack[DrainOptions],
 ) -> Result:
     """Deliver the committed entries of a queue to a sink, in this process.
 
     Status 0 means that every entry committed before the start is in the sink or is a dead letter. Ctrl-C and SIGTERM
-    end the drain cleanly: what the sink has acknowledged stays removed, the rest stays pending. With --follow they are
-    the normal end, with status 0, and so is a time limit: the current chunk is delivered first.
+    end the drain cleanly: what the sink has acknowledged stays removed, the rest stays pending. A time limit does so
+    too, with status 75. With --follow they are the normal end, with status 0: the current chunk is delivered first.
     """
     search_current_folder()
     with sink_options.describe(sink, name=sink_name) as described, store.open() as opened:
-        options = chosen.options()
+        options["drain_id"] = uuid.uuid4().hex
         if follows:
             with StopSignals() as signals, log_to():
                 return _result(follow(opened, queue_id, described, stop=signals.requested, **options))
@@ -130,16 +97,6 @@ def _shown_progress(store: Store, request: DrainRequest) -> Iterator[Callable[[P
             bar.show(done=progress.acknowledged + progress.dead, remark=remark)
 
         yield on_progress
-
-
-def _range(text: str) -> list[int]:
-    parts = text.split(":")
-    if len(parts) not in (2, 3) or not all(map(str.isdecimal, parts)) or int(parts[0]) >= int(parts[1]):
-        raise typer.BadParameter(
-            f"expected two rising numbers such as 0:101, optionally with a layout as in 0:101:2, found {text!r}",
-            param_hint="--range",
-        )
-    return list(map(int, parts))
 
 
 @command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import NoneType
@@ -14,6 +14,7 @@ import typer
 from export_queue.core.cli.console import app, show
 from export_queue.core.cli.naming import named_sink, open_named_store
 from export_queue.core.client import Store
+from export_queue.core.drain import TASK_OPTIONS, DrainRequest, described_options
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import has_password
 from export_queue.core.sinks import SinkSpec
@@ -62,6 +63,7 @@ def command(name: str | None = None, *, of: typer.Typer = app) -> Callable[[AnyC
     """Add a function to a program as a command.
 
     * A parameter whose type is a dataclass becomes one option for each field; the function receives the object.
+    * ``**options`` become the options of a drain.
     * A parameter of type :class:`Store` becomes the options that name a store; the function receives the open store.
     * What the function returns or yields is printed by :func:`show`; such a command has the option ``--json``.
 
@@ -79,7 +81,9 @@ def command(name: str | None = None, *, of: typer.Typer = app) -> Callable[[AnyC
         }
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(function).parameters.values():
-            if parameter.name in groups:
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                parameters += _drain_options()
+            elif parameter.name in groups:
                 parameters += _options_of(groups[parameter.name])
             else:
                 parameters.append(parameter.replace(annotation=types[parameter.name]))
@@ -118,6 +122,33 @@ def _options_of(group: Any) -> list[inspect.Parameter]:
         _option(one.name, types[one.name], default=empty if one.default is MISSING else one.default)
         for one in fields(group)
     ]
+
+
+def _range(text: str) -> list[int]:
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(map(str.isdecimal, parts)) or int(parts[0]) >= int(parts[1]):
+        raise typer.BadParameter(
+            f"expected two rising numbers such as 0:101, optionally with a layout as in 0:101:2, found {text!r}",
+            param_hint="--range",
+        )
+    return list(map(int, parts))
+
+
+_FORMS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+    "exporter": (str, {"metavar": "MODULE:NAME"}),
+    "ranges": (list[Any], {"metavar": "FIRST:END[:LAYOUT]", "parser": _range}),
+}
+"""Type and form on the command line, where they differ from a program's."""
+
+
+def _drain_options() -> Iterator[inspect.Parameter]:
+    for name in TASK_OPTIONS:
+        kind, said, *_ = described_options()[name]
+        default = DrainRequest.__dataclass_fields__[name].default
+        kind, form = _FORMS.get(name, (kind, {} if isinstance(default, str) else {"min": 0}))
+        flag = "--range" if name == "ranges" else "--" + name.replace("_", "-")
+        said = said if default is None else f"{said}; by default {default}"
+        yield _option(name, Annotated[kind | None, typer.Option(flag, help=said, **form)], default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

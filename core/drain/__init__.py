@@ -23,7 +23,7 @@ from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.progress import Left, OnLeft
 from export_queue.core.drain.promise import Promise
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, by_range, total
-from export_queue.core.drain.request import DrainOptions, DrainRequest
+from export_queue.core.drain.request import TASK_OPTIONS, DrainOptions, DrainRequest, described_options
 from export_queue.core.drain.sharing import share_out
 from export_queue.core.drain.tally import Tally
 from export_queue.core.drain.transient import DRAIN_RETRY
@@ -33,6 +33,7 @@ __all__ = [
     "COPY",
     "DRAIN_RETRY",
     "LEAST_WEIGHT",
+    "TASK_OPTIONS",
     "Binding",
     "Counts",
     "Deadline",
@@ -63,6 +64,7 @@ __all__ = [
     "binding_with",
     "by_range",
     "claim_units",
+    "described_options",
     "drain",
     "drain_as_requested",
     "drain_ranges",

@@ -47,9 +47,7 @@ def drain(
     :param sink_name: name of the sink that the queue is bound to; by default the name in the description, or the
         class of an open sink.
     :param on_progress: called after each chunk.
-    :param options: ``exporter``, ``ranges``, ``if_locked``, ``lock_timeout``, ``time_limit``, ``on_error``,
-        ``max_dead``, ``owner``, ``drain_id``, ``lease_seconds``, ``retry``, ``chunk_rows``, ``chunk_bytes``;
-        see :class:`DrainRequest`.
+    :param options: those of :class:`DrainRequest`.
     :returns: the report. It is also stored, even if the drain fails.
     :raises ConfigurationError: an unknown queue or option, ranges that are not whole units, another sink, and so on.
     :raises LockNotAvailable: others hold a range and do not finish in time.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, Self, TypedDict, get_args
+from functools import cache, partial
+from typing import Annotated, Any, Literal, Self, TypedDict, get_args, get_type_hints
 
+from export_queue.core.arguments import choice, seconds, whole_number
 from export_queue.core.drain.transient import DRAIN_RETRY
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import Owner
@@ -43,69 +44,55 @@ class DrainOptions(TypedDict, total=False):
     chunk_bytes: int | None
 
 
+def _ranges(value: object, *, what: str) -> tuple[Range, ...]:
+    if not isinstance(value, Iterable):
+        raise InvalidArgument(f"{what}: expected pairs of whole numbers, found {value!r}")
+    return tuple(map(as_range, value))
+
+
+_if_locked = partial(choice, allowed=get_args(IfLocked))
+_on_error = partial(choice, allowed=get_args(OnError))
+_from_zero = partial(seconds, may_be_zero=True)
+_from_one = partial(whole_number, least=1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequest:
-    """The parameters of one drain, checked when it is created.
+    """The parameters of one drain, checked when it is created. Each option has its help and its check next to it.
 
     :param queue_id: the queue.
     :param sink_name: name of the sink that the queue is bound to.
-    :param exporter: an import path ``"module:name"``, a function of one :class:`Entry`, or an object with ``export``,
-        ``open`` and ``close``; None copies key and value. For other processes it must be an import path.
-    :param ranges: ranges of whole units as ``[first, end)``; None means all.
-    :param if_locked: what to do about ranges that others hold, wholly or partly: ``"wait"`` for them, ``"skip"`` them,
-        or ``"fail"`` before anything is done.
-    :param lock_timeout: seconds to wait for others; then locks of lower priority, such as compactions', are revoked.
-    :param time_limit: seconds after which the drain delivers nothing more and ends with ``DrainTimedOut``; None for no
-        limit.
-    :param on_error: ``"dead_letter"`` turns rejected entries into dead letters, ``"fail"`` stops at the first.
-    :param max_dead: maximum number of dead letters; one more stops the drain.
-    :param owner: the task that claims. A new attempt of a task takes over from an older one. By default, a task that no
-        other drain shares.
-    :param drain_id: name of the drain, under which its report is stored; unique for each attempt.
-    :param lease_seconds: how long a dead drain keeps others out.
-    :param retry: how often and how long a step is repeated after transient errors.
-    :param chunk_rows: maximum number of entries that are read, applied and removed together.
-    :param chunk_bytes: approximate maximum size of such a chunk; at most three chunks are in memory.
+    :param exporter: in this process also a function of one :class:`Entry`, or an object with ``export``, ``open`` and
+        ``close``.
     :raises InvalidArgument: a value is not allowed.
     """
 
     queue_id: str
     sink_name: str
-    exporter: object | None = None
-    ranges: Ranges | None = None
-    if_locked: IfLocked = "wait"
-    lock_timeout: float = 600.0
-    time_limit: float | None = None
-    on_error: OnError = "dead_letter"
-    max_dead: int = 1000
-    owner: Owner = field(default_factory=Owner.unique)
-    drain_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    lease_seconds: float = LEASE_SECONDS
-    retry: Retry = DRAIN_RETRY
-    chunk_rows: int = CHUNK_ROWS
-    chunk_bytes: int = CHUNK_BYTES
+    exporter: Annotated[object | None, "import path; by default the stored one, else one record per entry"] = None
+    ranges: Annotated[Ranges | None, "only these ranges of buckets, without their ends; whole units", _ranges] = None
+    if_locked: Annotated[IfLocked, "if others hold ranges: wait, skip them, or fail at the start", _if_locked] = "wait"
+    lock_timeout: Annotated[float, "seconds to wait for others; then compactions lose their locks", _from_zero] = 600
+    time_limit: Annotated[float | None, "seconds after which to stop; another drain can do the rest", seconds] = None
+    on_error: Annotated[OnError, "if entries are refused: dead_letter, or fail at the first", _on_error] = "dead_letter"
+    max_dead: Annotated[int, "maximum number of dead letters; one more stops the drain", whole_number] = 1000
+    owner: Annotated[Owner, "the task; a new attempt takes over from older ones"] = field(default_factory=Owner.unique)
+    drain_id: Annotated[str, "name of the report, unique for each attempt"] = field(
+        default_factory=lambda: uuid.uuid4().hex
+    )
+    lease_seconds: Annotated[float, "seconds for which a dead drain keeps others out", seconds] = LEASE_SECONDS
+    retry: Annotated[Retry, "how often and how long a step is repeated after transient errors"] = DRAIN_RETRY
+    chunk_rows: Annotated[int, "maximum number of entries that are read and written together", _from_one] = CHUNK_ROWS
+    chunk_bytes: Annotated[int, "about the maximum size of a chunk; three are in memory", _from_one] = CHUNK_BYTES
 
     def __post_init__(self) -> None:
         check_sink_name(self.sink_name)
-        _check_choice("if_locked", self.if_locked, get_args(IfLocked))
-        _check_choice("on_error", self.on_error, get_args(OnError))
-        if type(self.max_dead) is not int or self.max_dead < 0:
-            raise InvalidArgument(f"max_dead: expected a whole number from 0, found {self.max_dead!r}")
-        for name in ("chunk_rows", "chunk_bytes"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise InvalidArgument(f"{name}: expected a whole number from 1, found {getattr(self, name)!r}")
-        if not _is_number(self.lock_timeout) or self.lock_timeout < 0:
-            raise InvalidArgument(f"lock_timeout: expected seconds, 0 or more, found {self.lock_timeout!r}")
-        if self.time_limit is not None and not (_is_number(self.time_limit) and 0 < self.time_limit < math.inf):
-            raise InvalidArgument(f"time_limit: expected more than 0 seconds, found {self.time_limit!r}")
-        if not _is_number(self.lease_seconds) or self.lease_seconds <= 0:
-            raise InvalidArgument(f"lease_seconds: expected more than 0 seconds, found {self.lease_seconds!r}")
         if not self.drain_id:
             raise InvalidArgument("drain_id: expected a name, found nothing")
-        if self.ranges is not None:
-            if not isinstance(self.ranges, Iterable):
-                raise InvalidArgument(f"ranges: expected pairs of whole numbers, found {self.ranges!r}")
-            object.__setattr__(self, "ranges", tuple(map(as_range, self.ranges)))
+        for name, (_, _, *checks) in described_options().items():
+            value = getattr(self, name)
+            for check in checks if value is not None else ():
+                object.__setattr__(self, name, check(value, what=name))
 
     @classmethod
     def of(cls, queue_id: str, sink_name: str, options: Mapping[str, Any]) -> Self:
@@ -141,21 +128,9 @@ class DrainRequest:
         values["retry"] = {name: getattr(self.retry, name) for name in _RETRY_FIELDS}
         return json.dumps(values)
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what :meth:`to_json` wrote.
 
-        :raises InvalidArgument: the text is not such a request.
-        """
-        try:
-            values = json.loads(text)
-            return cls(**values | {"owner": Owner(**values["owner"]), "retry": Retry(**values["retry"])})
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, InvalidArgument):
-                raise
-            raise InvalidArgument(f"expected the request of a drain as JSON: {error}") from None
-
-
+TASK_OPTIONS = ("exporter", "ranges", "if_locked", "lock_timeout", "time_limit", "on_error", "max_dead")
+"""The options of command line and operators. The others are for programs."""
 _RETRY_FIELDS = ("attempts", "seconds", "first_pause", "longest_pause")
 
 
@@ -166,10 +141,8 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
         raise InvalidArgument(f"a drain has no option {', '.join(unknown)}; it has: {', '.join(known)}")
 
 
-def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise InvalidArgument(f"{name}: expected one of {', '.join(allowed)}, found {value!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+@cache
+def described_options() -> dict[str, tuple[Any, ...]]:
+    """Return type, help and check of each option."""
+    hints = get_type_hints(DrainRequest, include_extras=True)
+    return {name: (hints[name].__origin__, *hints[name].__metadata__) for name in DrainOptions.__annotations__}

@@ -42,10 +42,10 @@ DRAIN = STORE | {
     "sink": ({"kind": "redis", "options": {"db": 1}}, None),
     "exporter": ("module:export", None),
     "ranges": ([[0, 101], [202, 303]], None),
-    "if_locked": ("skip", "wait"),
+    "if_locked": ("skip", None),
     "time_limit": (60, None),
-    "on_error": ("fail", "dead_letter"),
-    "max_dead": (5, 1000),
+    "on_error": ("fail", None),
+    "max_dead": (5, None),
 }
 COMPACT = STORE | {
     "queue_id": ("orders", REQUIRED),

@@ -304,6 +304,7 @@ def test_a_drain_binds_no_queue_to_a_name_that_no_sink_can_have(
     "arguments",
     [
         ["drain", "q", "--sink", "sqlite:///o.db", "--range", "5:0"],
+        ["drain", "q", "--sink", "sqlite:///o.db", "--max-dead", "-1"],
         ["drain", "q", "--sink", ""],
         ["sweep", ""],
         ["dead", "drop", "q"],

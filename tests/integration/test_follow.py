@@ -201,7 +201,7 @@ def test_a_time_limit_ends_a_follower_whose_sink_is_away(orders: Store) -> None:
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_a_time_limit_is_above_0(orders: Store, limit: float) -> None:
-    with pytest.raises(InvalidArgument, match=f"time_limit: expected more than 0 seconds, found {limit}"):
+    with pytest.raises(InvalidArgument, match=f"time_limit: expected seconds above 0, found {limit}"):
         follow(orders, "orders", MemorySink(), stop=lambda: True, time_limit=limit)
 
 

@@ -71,8 +71,8 @@ def test_a_job_that_follows_says_so_and_repeats_steps_for_a_second_only():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"follow": True, "time_limit": 0}, "time_limit: expected more than 0 seconds"),
-        ({"follow": True, "time_limit": "1"}, "time_limit: expected more than 0 seconds"),
+        ({"follow": True, "time_limit": 0}, "time_limit: expected seconds above 0"),
+        ({"follow": True, "time_limit": "soon"}, "time_limit: expected seconds above 0"),
         ({"follow": True, "if_locked": "fail"}, "if_locked: a follower never waits for other holders"),
     ],
 )

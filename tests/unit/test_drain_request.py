@@ -5,10 +5,13 @@ from __future__ import annotations
 import typing
 from dataclasses import fields
 
+import msgspec
 import pytest
+from typer.main import get_command
 
 from export_queue import InvalidArgument, Owner, Retry
-from export_queue.core.drain import DRAIN_RETRY, DrainOptions, DrainRequest
+from export_queue.core.cli.program import app
+from export_queue.core.drain import DRAIN_RETRY, TASK_OPTIONS, DrainOptions, DrainRequest, described_options
 
 
 def request(**options):
@@ -37,8 +40,9 @@ def test_none_stands_for_the_default():
         ({"max_dead": -1}, "max_dead: expected a whole number from 0, found -1"),
         ({"max_dead": True}, "max_dead: expected a whole number from 0, found True"),
         ({"chunk_rows": 0}, "chunk_rows: expected a whole number from 1, found 0"),
-        ({"lock_timeout": -1}, "lock_timeout: expected seconds, 0 or more, found -1"),
-        ({"lease_seconds": 0}, "lease_seconds: expected more than 0 seconds, found 0"),
+        ({"lock_timeout": -1}, "lock_timeout: expected seconds from 0, found -1"),
+        ({"time_limit": 0}, "time_limit: expected seconds above 0, found 0"),
+        ({"lease_seconds": 0}, "lease_seconds: expected seconds above 0, found 0"),
         ({"drain_id": ""}, "drain_id: expected a name, found nothing"),
         ({"ranges": [[0]]}, "range: expected two integers such as"),
         ({"ranges": 5}, "ranges: expected pairs of whole numbers, found 5"),
@@ -53,7 +57,16 @@ def test_what_is_not_allowed_is_refused_with_what_was_expected(options, message)
 
 def test_a_request_survives_json():
     made = request(exporter="m:f", ranges=[[0, 5]], owner=Owner("a/b", "1"), retry=Retry(attempts=None, seconds=3))
-    assert DrainRequest.from_json(made.to_json()) == made
+    assert msgspec.json.decode(made.to_json(), type=DrainRequest) == made
+
+
+def test_every_option_has_a_help_which_the_command_line_prints():
+    described = described_options()
+    assert list(described) == list(DrainOptions.__annotations__)
+    printed = {one.name: one.help for one in get_command(app).commands["drain"].params}
+    for name in TASK_OPTIONS:
+        default = next(one.default for one in fields(DrainRequest) if one.name == name)
+        assert printed[name] == described[name][1] + ("" if default is None else f"; by default {default}")
 
 
 def test_an_exporter_that_is_an_object_cannot_travel():
