@@ -92,9 +92,11 @@ if TYPE_CHECKING:
         Put,
         RedisSink,
         Rejection,
+        ScannableSink,
         Sink,
         SinkSpec,
         SqlSink,
+        StoredRecords,
         SweepableSink,
         apply_batch,
         check_owner,
@@ -187,6 +189,7 @@ __all__ = [
     "RegistrationLost",
     "Rejection",
     "Retry",
+    "ScannableSink",
     "SchemaVersionError",
     "SecretNotFound",
     "SegmentLost",
@@ -210,6 +213,7 @@ __all__ = [
     "StoreReplaced",
     "StoreSpec",
     "StoreUnavailable",
+    "StoredRecords",
     "Submitter",
     "SweepableSink",
     "TooManyDeadLetters",
@@ -248,7 +252,8 @@ _ROOMS = {
     "segments": "Candidates CompactionReport",
     "sinks": (
         "ApplyResult BoundSink Capabilities Claim ControlRecord Delete ElasticsearchSink ErrorRow ErrorTable Fate "
-        "FencedSink FloorRecord MemorySink Operations Put RedisSink Rejection Sink SinkSpec SqlSink SweepableSink "
+        "FencedSink FloorRecord MemorySink Operations Put RedisSink Rejection ScannableSink Sink SinkSpec SqlSink "
+        "StoredRecords SweepableSink "
         "apply_batch check_owner raise_floor refuse_seqs register_store stale_rank"
     ),
     "spark": (

@@ -109,7 +109,7 @@ def apply_batch(
     if not len(operations):
         return ApplyResult(0, 0)
     if operations.ttls is not None:
-        _refuse_ttls(operations, reasons, taken=ttl)
+        refuse_ttls(operations, reasons, taken=ttl)
     if not reasons and operations.is_distinct:
         result = write(operations)
         return replace(result, rejected=tuple(sorted(result.rejected, key=attrgetter("position"))))
@@ -150,7 +150,11 @@ def refuse_seqs(operations: Operations, reasons: Reasons) -> None:
             reasons.setdefault(i, f"seq {seq} is not between 0 and {MAX_SEQ}")
 
 
-def _refuse_ttls(operations: Operations, reasons: Reasons, *, taken: bool) -> None:
+def refuse_ttls(operations: Operations, reasons: Reasons, *, taken: bool) -> None:
+    """Refuse times to live that are not valid, or all of them.
+
+    :param taken: whether the sink supports times to live.
+    """
     for i, ttl in enumerate(operations.ttls or ()):
         if ttl is None:
             continue

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from export_queue.core.errors import SinkConfigurationError
@@ -16,7 +16,9 @@ from export_queue.core.sinks.protocol import (
     Capabilities,
     ContinuingSink,
     Rejection,
+    ScannableSink,
     Sink,
+    StoredRecords,
     SweepableSink,
     call_sink,
     check_sink,
@@ -107,6 +109,48 @@ class CompositeSink:
             log.warning("not swept, since they have no method sweep: %s", ", ".join(kept))
         return max(sink.sweep(store_id=store_id, floor=floor) for _, sink in sweepable)
 
+    def render(self, operations: Operations) -> tuple[StoredRecords, Sequence[int]]:
+        """Return the records of all parts; a part's targets begin with its name. An operation that a part refuses is
+        refused by the sink.
+        """
+        found = [(name, *part.render(operations)) for name, part in self._scannable()]
+        taken = set.intersection(*(set(positions) for _, _, positions in found))
+        rows = [
+            (row, position)
+            for name, records, positions in found
+            for row, position in zip(_rows(_of_part(name, records)), positions, strict=True)
+            if position in taken
+        ]
+        return _columns([row for row, _ in rows]), [position for _, position in rows]
+
+    def scan(self, collections: Collection[str]) -> Iterator[StoredRecords]:
+        for name, part in self._scannable():
+            for records in part.scan(collections):
+                yield _of_part(name, records)
+
+    def look_up(self, target: str, ids: Sequence[bytes]) -> StoredRecords:
+        name, part, own = self._part_of(target)
+        return _of_part(name, part.look_up(own, ids))
+
+    def floor_of(self, target: str) -> int:
+        _, part, own = self._part_of(target)
+        return part.floor_of(own)
+
+    def _part_of(self, target: str) -> tuple[str, ScannableSink, str]:
+        for name, part in self._scannable():
+            if target.startswith(f"{name}: "):
+                return name, part, target.removeprefix(f"{name}: ")
+        raise SinkConfigurationError(f"sink {self}: no part has the records of {target!r}")
+
+    def _scannable(self) -> list[tuple[str, ScannableSink]]:
+        for name, part in self._parts:
+            if not isinstance(part, ScannableSink):
+                raise SinkConfigurationError(
+                    f"part {name!r} of sink {self}, a {type(part).__name__}, cannot be compared: it has no method scan",
+                    hint="add the methods of export_queue.ScannableSink to it, or verify the other parts alone",
+                )
+        return [(name, part) for name, part in self._parts if isinstance(part, ScannableSink)]
+
     def close(self) -> None:
         with contextlib.ExitStack() as closing:
             for _, sink in self._parts:
@@ -117,3 +161,18 @@ class CompositeSink:
 
     def __repr__(self) -> str:
         return f"<CompositeSink {self}>"
+
+
+_Row = tuple[str, bytes, int, bytes | None]
+
+
+def _of_part(name: str, records: StoredRecords) -> StoredRecords:
+    return replace(records, targets=[f"{name}: {target}" for target in records.targets])
+
+
+def _rows(records: StoredRecords) -> Iterator[_Row]:
+    return zip(records.targets, records.ids, records.ranks, records.documents, strict=True)
+
+
+def _columns(rows: Sequence[_Row]) -> StoredRecords:
+    return StoredRecords(*([row[n] for row in rows] for n in range(4)))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from export_queue.core.sinks.batch import apply_batch, refuse_seqs
@@ -14,8 +15,8 @@ from export_queue.core.sinks.control import (
     register_store,
     stale_rank,
 )
-from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.protocol import ApplyResult, Capabilities
+from export_queue.core.sinks.operations import MAX_SEQ, Operations
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities, StoredRecords
 
 Record = tuple[str, bytes]
 """Collection and id."""
@@ -99,6 +100,32 @@ class MemorySink:
             for record in gone:
                 del contents.ranks[record]
         return len(gone)
+
+    def render(self, operations: Operations) -> tuple[StoredRecords, Sequence[int]]:
+        fitting = [i for i, seq in enumerate(operations.seqs) if 0 <= seq <= MAX_SEQ]
+        kept = operations if len(fitting) == len(operations) else operations.take(fitting)
+        return StoredRecords(kept.collections, kept.ids, kept.ranks(), kept.documents), fitting
+
+    def scan(self, collections: Collection[str]) -> Iterator[StoredRecords]:
+        with self._contents.lock:
+            found = [record for record in self._contents.ranks if record[0] in collections]
+        for start in range(0, len(found), self.capabilities.batch_rows):
+            yield self._read(found[start : start + self.capabilities.batch_rows])
+
+    def look_up(self, target: str, ids: Sequence[bytes]) -> StoredRecords:
+        return self._read([(target, record) for record in ids])
+
+    def floor_of(self, target: str) -> int:
+        return self._contents.floor.floor
+
+    def _read(self, records: Sequence[Record]) -> StoredRecords:
+        with self._contents.lock:
+            return StoredRecords(
+                [collection for collection, _ in records],
+                [record for _, record in records],
+                [self._contents.ranks.get(record, -1) for record in records],
+                [self._contents.documents.get(record) for record in records],
+            )
 
     def records(self) -> dict[Record, bytes]:
         """Return the documents that a reader sees, by collection and id."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -158,6 +158,64 @@ class SweepableSink(Sink, Protocol):
         :raises SinkBelongsToAnother: other stores feed the sink too.
         :raises SinkUnavailable: the sink does not answer. Another sweep continues.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecords:
+    """Records as a sink stores them, as columns of equal length."""
+
+    targets: Sequence[str]
+    """The sink's own name of the group of each record, such as its table; with the id it identifies the record."""
+    ids: Sequence[bytes]
+    ranks: Sequence[int]
+    """-1 for a record without a rank."""
+    documents: Sequence[bytes | None]
+    """In a normal form: equal documents have equal bytes. None for a tombstone, and for a document that is missing."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def joined_records(parts: Sequence[StoredRecords]) -> StoredRecords:
+    """Join records into one object."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = ("targets", "ids", "ranks", "documents")
+    return StoredRecords(*([one for part in parts for one in getattr(part, name)] for name in columns))
+
+
+@runtime_checkable
+class ScannableSink(Protocol):
+    """A sink whose records can be compared with what they should be.
+
+    Nothing is written. The sink need not admit a drain before, and drains may run meanwhile.
+    """
+
+    def render(self, operations: Operations) -> tuple[StoredRecords, Sequence[int]]:
+        """Return the records that :meth:`scan` would find if only these operations were applied.
+
+        :param operations: of any collections, several of one record too.
+        :returns: a record for each operation that the sink can write, and the position of that operation. A sink of
+            several parts returns several records for each.
+        """
+
+    def scan(self, collections: Collection[str]) -> Iterator[StoredRecords]:
+        """Read all records of some collections, tombstones included, in any order, in parts of bounded size.
+
+        A record that changes meanwhile may be read twice, or with the rank of one version and the document of another.
+        Every record that exists from the beginning to the end is read.
+
+        :raises SinkUnavailable: the sink does not answer.
+        """
+
+    def look_up(self, target: str, ids: Sequence[bytes]) -> StoredRecords:
+        """Read some records of a target as they are now, rank and document of one version.
+
+        :returns: a record for each id, in order; one that does not exist has no rank and no document.
+        """
+
+    def floor_of(self, target: str) -> int:
+        """Return the floor of the target's sweeps, below which tombstones may be missing; 0 if it was never swept."""
 
 
 def check_sink(sink: object) -> None:

@@ -21,8 +21,9 @@ NAMES = """
     ApplyResult BoundSink Candidates Capabilities Claim CompactJob CompactionReport ControlRecord
     DeadLetter DeadLetterFilter Delete DrainJob DrainReport
     ElasticsearchSink Entry ErrorRow ErrorTable Fate FencedSink FirstLoad FloorRecord KeyStory Level Limits LoadReport
-    Mark MemorySink Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry Sink SinkSpec
-    SqlSink Store StoreSpec Submitter SweepableSink Transaction TransactionContext WaitingRows __version__ apply_batch
+    Mark MemorySink Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry
+    ScannableSink Sink SinkSpec SqlSink Store StoredRecords StoreSpec Submitter SweepableSink Transaction
+    TransactionContext WaitingRows __version__ apply_batch
     bucket bucket_column check_owner compact_job drain drain_job follow raise_floor readmit refuse_seqs
     register_data_source register_store stale_rank write_transactional
 
@@ -49,6 +50,7 @@ PROTOCOLS = (
     export_queue.Sink,
     export_queue.FencedSink,
     export_queue.SweepableSink,
+    export_queue.ScannableSink,
     export_queue.BoundSink,
     export_queue.Participant,
     ContinuingSink,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +16,23 @@ from export_queue.core.errors import (
     SinkUnavailable,
 )
 from export_queue.core.references import has_password
-from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
+from export_queue.core.sinks.batch import (
+    Reasons,
+    apply_batch,
+    isolate,
+    refuse_collections,
+    refuse_seqs,
+    refuse_ttls,
+    retarget,
+)
 from export_queue.core.sinks.control import check_loss, check_owner, stale_rank
-from export_queue.core.sinks.elasticsearch import indices, lines, sweep
+from export_queue.core.sinks.elasticsearch import indices, lines, scanning, sweep
 from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Outcome, items_of, whole
 from export_queue.core.sinks.elasticsearch.connection import Connection, PutOff, Secret
 from export_queue.core.sinks.error_table import Fate
 from export_queue.core.sinks.naming import first_collection, is_fixed
 from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, StoredRecords
 
 REQUESTS_AT_ONCE = 2
 """Requests of one batch that are sent at the same time: while the server works on one, the next one is packed."""
@@ -149,6 +157,37 @@ class ElasticsearchSink:
         self._ensure(indices.CONTROL, indices.control_definition())
         raised = self._floor.raise_floor(store_id, floor)
         return sweep.sweep(self._connection, template=self._template, floor=raised)
+
+    def render(self, operations: Operations) -> tuple[StoredRecords, Sequence[int]]:
+        aliases, _ = indices.fill_collections(self._template, set(operations.collections))
+        reasons: Reasons = {i: "" for i, name in enumerate(operations.collections) if name not in aliases}
+        refuse_seqs(operations, reasons)
+        refuse_ttls(operations, reasons, taken=False)
+        lines.refuse(operations, reasons)
+        taken = [i for i in range(len(operations)) if i not in reasons]
+        kept = retarget(operations if not reasons else operations.take(taken), aliases)
+        documents = [None if document is None else scanning.normal(document) for document in kept.documents]
+        return StoredRecords(kept.collections, kept.ids, kept.ranks(), documents), taken
+
+    def scan(self, collections: Collection[str]) -> Iterator[StoredRecords]:
+        for alias in sorted(set(indices.fill_collections(self._template, collections)[0].values())):
+            if (index := self._index_behind(alias)) is not None:
+                yield from scanning.scan(self._connection, alias, index)
+
+    def look_up(self, target: str, ids: Sequence[bytes]) -> StoredRecords:
+        index = self._index_behind(target)
+        if index is None:
+            return StoredRecords([target] * len(ids), ids, [-1] * len(ids), [None] * len(ids))
+        return scanning.look_up(self._connection, target, index, ids)
+
+    def floor_of(self, target: str) -> int:
+        return self._floor.whole_record().floor.floor
+
+    def _index_behind(self, alias: str) -> str | None:
+        found = self._look(alias)
+        if found is None or len(found) == 1:
+            return None if found is None else next(iter(found))
+        raise SinkConfigurationError(f"{alias!r} of {self} is an alias of {len(found)} indices: expected one")
 
     def create(self, collection: str) -> None:
         """Create the index of a collection, and its alias, if they are missing."""

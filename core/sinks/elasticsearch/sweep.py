@@ -20,7 +20,7 @@ import orjson
 from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks import control
 from export_queue.core.sinks.control import FloorRecord, stale_rank
-from export_queue.core.sinks.elasticsearch import indices
+from export_queue.core.sinks.elasticsearch import indices, scanning
 from export_queue.core.sinks.elasticsearch.answers import whole
 from export_queue.core.sinks.elasticsearch.connection import Connection
 from export_queue.core.sinks.elasticsearch.indices import WholeRecord
@@ -35,7 +35,6 @@ PAGE = 1000
 """Tombstones that one request removes."""
 REPORT_PAGES = 50
 """Pages between two lines of progress in the log."""
-_KEEP_ALIVE = "2m"
 _PATH = indices.control_path(indices.WHOLE_SINK)
 
 log = logging.getLogger("export_queue.sweep")
@@ -143,34 +142,13 @@ def sweep(connection: Connection, *, template: str, floor: int) -> int:
 
 
 def _sweep_index(connection: Connection, index: str, floor: int) -> int:
-    # a search misses tombstones that are not refreshed; if the user may not refresh, the next sweep removes them
-    connection.ask("POST", f"/{index}/_refresh")
     query = [{"term": {f"{indices.RESERVED}.deleted": True}}, {"range": {f"{indices.RESERVED}.seq": {"lte": floor}}}]
-    pit = connection.demand("POST", f"/{index}/_pit", params={"keep_alive": _KEEP_ALIVE})["id"]
-    removed, pages, after = 0, 0, None
-    try:
-        while True:
-            body = {
-                "size": PAGE,
-                "pit": {"id": pit, "keep_alive": _KEEP_ALIVE},
-                "query": {"bool": {"filter": query}},
-                "sort": ["_shard_doc"],
-                "version": True,
-                "_source": False,
-                "track_total_hits": False,
-                **({} if after is None else {"search_after": after}),
-            }
-            found = connection.demand("POST", "/_search", body=body)
-            hits = found["hits"]["hits"]
-            if not hits:
-                return removed
-            pit, after = found.get("pit_id", pit), hits[-1]["sort"]
-            removed += _remove(connection, index, hits, floor)
-            pages += 1
-            if pages % REPORT_PAGES == 0:
-                log.info("index %s: %d tombstones removed", index, removed)
-    finally:
-        connection.ask("DELETE", "/_pit", body={"id": pit})
+    removed = 0
+    for number, hits in enumerate(scanning.pages(connection, index, {"bool": {"filter": query}}, size=PAGE), 1):
+        removed += _remove(connection, index, hits, floor)
+        if number % REPORT_PAGES == 0:
+            log.info("index %s: %d tombstones removed", index, removed)
+    return removed
 
 
 def _remove(connection: Connection, index: str, hits: Sequence[Mapping[str, Any]], floor: int) -> int:

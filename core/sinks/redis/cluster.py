@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from redis.crc import key_slot
+
 from export_queue.core.errors import ExportQueueError, SinkUnavailable
 from export_queue.core.retry import Retry
 from export_queue.core.sinks.operations import Operations
@@ -23,7 +25,7 @@ from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.layout import rank_texts
 from export_queue.core.sinks.redis.nodes import Nodes, ask_each, exchange_all
 from export_queue.core.sinks.redis.packing import Command, Packed, Sendable, joined, pack_words, packed, word_of
-from export_queue.core.sinks.redis.servers import Incarnations, agree_on_shards, check_server
+from export_queue.core.sinks.redis.servers import Incarnations, agree_on_shards, check_server, without_errors
 from export_queue.core.sinks.redis.sweep import stale_text
 from export_queue.core.sinks.redis.targets import Records, Target, wrong_type
 
@@ -194,6 +196,26 @@ class Cluster:
                     else:
                         written += outcome
         return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
+
+    def read(self, commands: Sequence[tuple[bytes, Command]]) -> list[Reply]:
+        by_node: dict[Connection, list[int]] = {}
+        for i, (key, _) in enumerate(commands):
+            by_node.setdefault(self._nodes.at(key), []).append(i)
+        replies: list[Reply] = [None] * len(commands)
+        found = exchange_all({node: [commands[i][1] for i in own] for node, own in by_node.items()})
+        for node, own in by_node.items():
+            if any(isinstance(reply, Exception) and code_of(reply) in _ELSEWHERE for reply in found[node]):
+                self._nodes.forget()  # a cursor of one node has no meaning for another one: the caller starts again
+            for i, reply in zip(own, without_errors(found[node], node.server), strict=True):
+                replies[i] = reply
+        return replies
+
+    def rank_hashes(self, prefix: bytes) -> Sequence[bytes]:
+        return [prefix + b"{%b}" % tag for tag in layout.slot_tags()]
+
+    def hashes_of(self, prefix: bytes, ids: Sequence[bytes], keys: Sequence[bytes]) -> Sequence[bytes]:
+        tags = layout.slot_tags()
+        return [prefix + b"{%b}" % tags[key_slot(key)] for key in keys]
 
     def sweep(self, floor: int) -> int:
         """Raise the floor of all slots, and remove the tombstones at or below it.

@@ -14,7 +14,7 @@ from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult
 from export_queue.core.sinks.redis import layout
 from export_queue.core.sinks.redis.connection import Connection, Reply
-from export_queue.core.sinks.redis.errors import ERRORS
+from export_queue.core.sinks.redis.errors import ERRORS, code_of, explain
 from export_queue.core.sinks.redis.packing import Command
 
 log = logging.getLogger("export_queue.sinks")
@@ -59,11 +59,31 @@ class Servers(Protocol):
     def write(self, operations: Operations) -> ApplyResult:
         """Write operations on distinct records."""
 
+    def read(self, commands: Sequence[tuple[bytes, Command]]) -> list[Reply]:
+        """Send reading commands, each to the server of a key.
+
+        :returns: the replies. An error about the type of a key is a reply; others are raised.
+        """
+
+    def rank_hashes(self, prefix: bytes) -> Sequence[bytes]:
+        """Return the names of all hashes of ranks with a prefix."""
+
+    def hashes_of(self, prefix: bytes, ids: Sequence[bytes], keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the name of the hash that holds the rank of each record, given its id and key."""
+
     def sweep(self, floor: int) -> int:
         """Remove the tombstones at or below a floor, which is raised already; return their number."""
 
     def close(self) -> None:
         """Close all connections."""
+
+
+def without_errors(replies: Sequence[Reply], server: str) -> list[Reply]:
+    """Return the replies to reading commands; raise an error unless it is about the type of a key."""
+    for reply in replies:
+        if isinstance(reply, Exception) and code_of(reply) != "WRONGTYPE":
+            raise explain(reply, server) from reply
+    return list(replies)
 
 
 class Incarnations:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from export_queue.core.errors import SinkUnavailable
+from export_queue.core.queue import buckets_of
 from export_queue.core.sinks.guards import Claim
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Rejection
@@ -14,7 +15,7 @@ from export_queue.core.sinks.redis.connection import COLLISIONS, Connection, Rep
 from export_queue.core.sinks.redis.errors import code_of, explain
 from export_queue.core.sinks.redis.packing import Command
 from export_queue.core.sinks.redis.pieces import Batch, Piece, RankedPiece
-from export_queue.core.sinks.redis.servers import SHOWN, Incarnations, agree_on_shards
+from export_queue.core.sinks.redis.servers import SHOWN, Incarnations, agree_on_shards, without_errors
 from export_queue.core.sinks.redis.sweep import stale_text, sweep_hashes
 from export_queue.core.sinks.redis.targets import Target
 from export_queue.core.sinks.redis.unit_fences import ClaimedPiece
@@ -70,6 +71,16 @@ class SingleServer:
         read = ("HMGET", layout.CONTROL, SHOWN)
         change_watched(self._connection.ask_all, [layout.CONTROL], [read], changes, complaint)
         return ()
+
+    def read(self, commands: Sequence[tuple[bytes, Command]]) -> list[Reply]:
+        replies = self._connection.exchange([command for _, command in commands]) if commands else []
+        return without_errors(replies, self._connection.server)
+
+    def rank_hashes(self, prefix: bytes) -> Sequence[bytes]:
+        return [prefix + b"%d" % shard for shard in range(self._shards)]
+
+    def hashes_of(self, prefix: bytes, ids: Sequence[bytes], keys: Sequence[bytes]) -> Sequence[bytes]:
+        return [prefix + b"%d" % shard for shard in buckets_of(ids, self._shards)]
 
     def write(self, operations: Operations) -> ApplyResult:
         look = self._incarnations.look(layout.CONTROL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,21 +17,22 @@ from export_queue.core.sinks.batch import (
     refuse_collections,
     refuse_lengths,
     refuse_seqs,
+    refuse_ttls,
     retarget,
 )
 from export_queue.core.sinks.control import check_owner
 from export_queue.core.sinks.guards import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.naming import is_fixed
 from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.protocol import ApplyResult, Capabilities
-from export_queue.core.sinks.redis import layout
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities, StoredRecords
+from export_queue.core.sinks.redis import layout, scanning
 from export_queue.core.sinks.redis.cluster import Cluster
 from export_queue.core.sinks.redis.connection import Connection, Reply, change_watched
 from export_queue.core.sinks.redis.nodes import wait_for_replicas
 from export_queue.core.sinks.redis.packing import Command, word_of
 from export_queue.core.sinks.redis.servers import Incarnations, Servers, check_server
 from export_queue.core.sinks.redis.single import SingleServer
-from export_queue.core.sinks.redis.sweep import raise_floor, register_store
+from export_queue.core.sinks.redis.sweep import READ_FLOOR, raise_floor, register_store
 from export_queue.core.sinks.redis.targets import TARGETS, Kind, Target
 from export_queue.core.sinks.redis.unit_fences import GUARD, agree_on_guard, check_queue, claim_units
 
@@ -208,6 +209,41 @@ class RedisSink:
         with self._working() as servers:
             raised = raise_floor(partial(servers.ask, layout.CONTROL), store_id=store_id, floor=floor, sink=str(self))
             return servers.sweep(raised)
+
+    def render(self, operations: Operations) -> tuple[StoredRecords, Sequence[int]]:
+        templates, _ = layout.fill_collections(self._template, set(operations.collections))
+        reasons: Reasons = {i: "" for i, name in enumerate(operations.collections) if name not in templates}
+        targeted = retarget(operations, templates)
+        refuse_seqs(targeted, reasons)
+        refuse_ttls(targeted, reasons, taken=True)
+        self._target.refuse(targeted, reasons)
+        taken = [i for i in range(len(operations)) if i not in reasons]
+        kept = targeted if not reasons else targeted.take(taken)
+        documents = [None if document is None else self._target.normal(document) for document in kept.documents]
+        ranks = [-1] * len(kept) if self._is_fenced else kept.ranks()
+        return StoredRecords(kept.collections, kept.ids, ranks, documents), taken
+
+    def scan(self, collections: Collection[str]) -> Iterator[StoredRecords]:
+        templates = sorted(set(layout.fill_collections(self._template, collections)[0].values()))
+        if self._is_fenced:
+            return scanning.scan_keys(self._read, templates, self._target)
+        with self._working() as servers:
+            names = servers.rank_hashes(self._target.hashes)
+        return scanning.scan_ranks(self._read, names, templates, self._target)
+
+    def look_up(self, target: str, ids: Sequence[bytes]) -> StoredRecords:
+        with self._working() as servers:
+            hashes = None if self._is_fenced else partial(servers.hashes_of, self._target.hashes)
+        return scanning.look_up(self._read, target, ids, self._target, hashes)
+
+    def floor_of(self, target: str) -> int:
+        with self._working() as servers:
+            (floor,) = servers.ask(layout.CONTROL, READ_FLOOR)
+            return int(floor or 0)
+
+    def _read(self, commands: Sequence[tuple[bytes, Command]]) -> list[Reply]:
+        with self._working() as servers:
+            return servers.read(commands)
 
     def close(self) -> None:
         with self._lock:

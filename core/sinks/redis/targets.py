@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, Protocol, cast
 
 import orjson
@@ -13,7 +14,16 @@ from export_queue.core.sinks.json_texts import texts_of
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import Rejection
 from export_queue.core.sinks.redis.layout import RESERVED, affixes_of, keys_of, packed_keys_of
-from export_queue.core.sinks.redis.packing import Packed, joined, pack_words, packed, with_pairs, with_words, word_of
+from export_queue.core.sinks.redis.packing import (
+    Command,
+    Packed,
+    joined,
+    pack_words,
+    packed,
+    with_pairs,
+    with_words,
+    word_of,
+)
 
 Kind = Literal["string", "hash", "set"]
 _JSON_TYPES = {list: "array", str: "text", int: "number", float: "number", bool: "truth value", type(None): "null"}
@@ -75,6 +85,24 @@ class Target(Protocol):
     def writes(self, records: Records, positions: Sequence[int]) -> list[Packed]:
         """Return the commands that write the operations at some positions."""
 
+    def normal(self, document: bytes) -> bytes:
+        """Return the normal form of a document, in which it is compared."""
+
+    def read(self, key: bytes, member: bytes) -> Command:
+        """Return the command that reads a record."""
+
+    def document_of(self, reply: object) -> bytes | None:
+        """Return the normal form of the document in a reply to :meth:`read`; None if there is none."""
+
+    def id_of_field(self, field: bytes, before: bytes, after: bytes) -> bytes | None:
+        """Return the id of the record whose rank is in a field; None if its key does not have these affixes."""
+
+    def listing(self, key: bytes) -> Sequence[Command]:
+        """Return the command that lists the records of a key, if there may be several."""
+
+    def ids_of(self, keys: Sequence[bytes], before: bytes, after: bytes, replies: Sequence[object]) -> list[bytes]:
+        """Return the ids of the records of keys with these affixes, from the replies to :meth:`listing`."""
+
 
 class StringTarget:
     """Each record is a string, its document. SET and UNLINK accept keys of any type, and neither can fail alone."""
@@ -118,6 +146,25 @@ class StringTarget:
             found.append(with_pairs(_MSET, [keys[i] for i in put], values))
         return found + passing
 
+    def normal(self, document: bytes) -> bytes:
+        return document
+
+    def read(self, key: bytes, member: bytes) -> Command:
+        return ("GET", key)
+
+    def document_of(self, reply: object) -> bytes | None:
+        return reply if isinstance(reply, bytes) else None
+
+    def id_of_field(self, field: bytes, before: bytes, after: bytes) -> bytes | None:
+        return _between(field, before, after)
+
+    def listing(self, key: bytes) -> Sequence[Command]:
+        return ()
+
+    def ids_of(self, keys: Sequence[bytes], before: bytes, after: bytes, replies: Sequence[object]) -> list[bytes]:
+        found = (_between(key, before, after) for key in keys)
+        return [record for record in found if record is not None]
+
 
 class HashTarget(StringTarget):
     """Each record is a hash with the fields of its document, a JSON object. It is replaced as a whole."""
@@ -145,6 +192,16 @@ class HashTarget(StringTarget):
                 if (milliseconds := records.milliseconds(i)) is not None:
                     commands.append(joined([with_words(_PEXPIRE, key), packed(milliseconds)]))
         return commands
+
+    def normal(self, document: bytes) -> bytes:
+        return _normal_fields(fields_of(document))
+
+    def read(self, key: bytes, member: bytes) -> Command:
+        return ("HGETALL", key)
+
+    def document_of(self, reply: object) -> bytes | None:
+        pairs = list(chain.from_iterable(reply.items())) if isinstance(reply, dict) else reply
+        return _normal_fields(pairs) if pairs and isinstance(pairs, list) else None
 
 
 class SetTarget:
@@ -189,6 +246,31 @@ class SetTarget:
             )
         return [with_words(_SREM if is_delete else _SADD, words) for (is_delete, _), words in commands.items()]
 
+    def normal(self, document: bytes) -> bytes:
+        return b""
+
+    def read(self, key: bytes, member: bytes) -> Command:
+        return ("SISMEMBER", key, member)
+
+    def document_of(self, reply: object) -> bytes | None:
+        return b"" if reply == 1 else None
+
+    def id_of_field(self, field: bytes, before: bytes, after: bytes) -> bytes | None:
+        key, _, member = field.partition(b"\0")
+        name = _between(key, before, after)
+        return None if name is None else name + b"/" + member
+
+    def listing(self, key: bytes) -> Sequence[Command]:
+        return [("SMEMBERS", key)]
+
+    def ids_of(self, keys: Sequence[bytes], before: bytes, after: bytes, replies: Sequence[object]) -> list[bytes]:
+        return [
+            name + b"/" + member
+            for key, members in zip(keys, replies, strict=True)
+            if (name := _between(key, before, after)) is not None and isinstance(members, list | set)
+            for member in members
+        ]
+
 
 TARGETS: dict[str, Target] = {"string": StringTarget(), "hash": HashTarget(), "set": SetTarget()}
 
@@ -199,6 +281,15 @@ def _refuse_reserved(templates: Sequence[str], ids: Sequence[bytes], reasons: Re
         for i, key in enumerate(keys_of(templates, ids)):
             if key.startswith(RESERVED):
                 reasons.setdefault(i, f"key {key[:100]!r}: keys that begin with xq: are the sink's own")
+
+
+def _between(key: bytes, before: bytes, after: bytes) -> bytes | None:
+    fits = key.startswith(before) and key.endswith(after) and len(key) >= len(before) + len(after)
+    return key[len(before) : len(key) - len(after)] if fits else None
+
+
+def _normal_fields(fields: Sequence[bytes]) -> bytes:
+    return repr(sorted(zip(fields[::2], fields[1::2], strict=True))).encode()
 
 
 def fields_of(document: bytes) -> list[bytes]:

@@ -186,6 +186,14 @@ def held_floor(
             raise TryAgain("the floor was raised at the same moment")
 
 
+def read_floor(connection: Connection, *, schema: str | None) -> int:
+    """Return the floor; 0 if it was never raised."""
+    table = floor_table(schema)
+    if not inspect(connection).has_table(table.name, schema=schema):
+        return 0
+    return int(connection.execute(select(table.c.floor)).scalar() or 0)
+
+
 def raise_floor(connection: Connection, *, schema: str | None, store_id: str, floor: int, sink: str) -> int:
     """Raise the floor after all batches that have read the old one have ended, and return it. It never falls."""
     table = floor_table(schema)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,14 +10,24 @@ from typing import Any
 from sqlalchemy import Connection
 
 from export_queue.core.errors import SinkConfigurationError, SinkRefused, SinkUnavailable
-from export_queue.core.sinks.batch import Reasons, apply_batch, isolate, refuse_collections, refuse_seqs, retarget
+from export_queue.core.sinks.batch import (
+    Reasons,
+    apply_batch,
+    isolate,
+    refuse_collections,
+    refuse_seqs,
+    refuse_ttls,
+    retarget,
+)
 from export_queue.core.sinks.control import check_owner, stale_rank
 from export_queue.core.sinks.guards import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.operations import Operations
-from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection
-from export_queue.core.sinks.sql.control_tables import check_queue, held_floor, raise_floor, read_queue
+from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, StoredRecords, joined_records
+from export_queue.core.sinks.sql import scanning
+from export_queue.core.sinks.sql.control_tables import check_queue, held_floor, raise_floor, read_floor, read_queue
 from export_queue.core.sinks.sql.database import Database
 from export_queue.core.sinks.sql.dialects import KEPT_OUT, Password, Poison, SchemaChanged, open_dialect
+from export_queue.core.sinks.sql.fitting import measured
 from export_queue.core.sinks.sql.marks import check_mark, found_mark, note_rows, read_record
 from export_queue.core.sinks.sql.prepared_tables import Layout, PreparedTables, script
 from export_queue.core.sinks.sql.rows import Rows, rows_of
@@ -85,6 +95,8 @@ class SqlSink:
         )
         self._database = Database(open_dialect(url, password, timeout))
         self._prepared = PreparedTables(self._database, self._layout, may_create=create_tables)
+        self._found: dict[str, Table] = {}
+        """The tables that were described to be compared."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -147,6 +159,46 @@ class SqlSink:
                 ask(note_rows, layout.table(name), deleted=True)
             removed += removed_here
         return removed
+
+    def render(self, operations: Operations) -> tuple[StoredRecords, Sequence[int]]:
+        tables, _ = self._prepared.of_collections(set(operations.collections))
+        reasons: Reasons = {}
+        refuse_seqs(operations, reasons)
+        refuse_ttls(operations, reasons, taken=False)
+        taken = [i for i, name in enumerate(operations.collections) if name in tables and i not in reasons]
+        targeted, found, positions = retarget(operations.take(taken), tables), list[StoredRecords](), list[int]()
+        for name, own in _by_table(targeted.collections).items() if taken else ():
+            table, limits = self._described(name), self._database.dialect.limits
+            rows, _ = rows_of(targeted.take(own), table.contents, limits, self._layout.key)
+            found.append(scanning.rendered(table, rows))
+            positions += [taken[own[i]] for i in rows.positions]
+        return joined_records(found), positions
+
+    def scan(self, collections: Collection[str]) -> Iterator[StoredRecords]:
+        tables, _ = self._prepared.of_collections(collections)
+        for name in sorted(set(tables.values())):
+            if self._database.ask(scanning.exists, self._layout.table(name)):
+                yield from scanning.scan_table(self._database.ask, self._described(name))
+
+    def look_up(self, target: str, ids: Sequence[bytes]) -> StoredRecords:
+        keys = [self._layout.key.values(record) for record in ids]
+        table, found = self._described(target), dict[bytes, tuple[int, bytes | None]]()
+        if self._database.ask(scanning.exists, table):
+            records = scanning.look_up(self._database.ask, table, keys)
+            found = dict(zip(records.ids, zip(records.ranks, records.documents, strict=True), strict=True))
+        ranks, documents = ([found.get(record, (-1, None))[n] for record in ids] for n in range(2))
+        return StoredRecords([target] * len(ids), ids, ranks, documents)  # type: ignore[arg-type]
+
+    def floor_of(self, target: str) -> int:
+        return self._database.ask(read_floor, schema=self._layout.schema)
+
+    def _described(self, name: str) -> Table:
+        """Describe a table as it is in the database, or as it would be created; nothing is created."""
+        if name not in self._found:
+            table = self._layout.table(name)
+            is_found = self._database.ask(scanning.exists, table)
+            self._found[name] = self._database.ask(measured, table) if is_found else table
+        return self._found[name]
 
     def create(self, collection: str) -> None:
         """Create the table of a collection and its view, if they do not exist."""

@@ -55,11 +55,11 @@ def sweep_table(run: Run[Any], *, schema: str | None, name: str, keys: Sequence[
     after: sa.Row[Any] | None = None
 
     def page(connection: sa.Connection) -> tuple[int, sa.Row[Any] | None]:
-        rest = [] if after is None else [_beyond(columns, after, upwards=True)]
+        rest = [] if after is None else [beyond(columns, after, upwards=True)]
         last = connection.execute(
             sa.select(*columns).where(*rest).order_by(*columns).limit(1).offset(PAGE - 1)
         ).one_or_none()
-        within = rest if last is None else [*rest, _beyond(columns, last, upwards=False)]
+        within = rest if last is None else [*rest, beyond(columns, last, upwards=False)]
         return connection.execute(sa.delete(table).where(*within, doomed)).rowcount, last
 
     while True:
@@ -72,7 +72,7 @@ def sweep_table(run: Run[Any], *, schema: str | None, name: str, keys: Sequence[
             log.info("table %s: %d rows examined, %d tombstones removed", name, pages * PAGE, removed)
 
 
-def _beyond(
+def beyond(
     columns: Sequence[sa.ColumnElement[Any]], position: Sequence[Any], *, upwards: bool
 ) -> sa.ColumnElement[bool]:
     """Return the condition that a key comes after a position, or that it does not.
@@ -84,6 +84,6 @@ def _beyond(
     from_there: sa.ColumnElement[bool] = column >= value if upwards else column <= value
     if not rest:
         return strictly if upwards else from_there
-    deeper = sa.or_(strictly, sa.and_(column == value, _beyond(rest, position[1:], upwards=upwards)))
+    deeper = sa.or_(strictly, sa.and_(column == value, beyond(rest, position[1:], upwards=upwards)))
     # redundant, but databases find the beginning of a range by this condition
     return sa.and_(from_there, deeper)

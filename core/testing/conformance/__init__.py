@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-for _module in ("fenced_races", "fenced_sink", "races", "sink", "sweeps", "target"):
+for _module in ("fenced_races", "fenced_sink", "races", "scans", "sink", "sweeps", "target"):
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
 from export_queue.core.testing.conformance.fenced_sink import FencedConformance  # noqa: E402

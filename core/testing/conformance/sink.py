@@ -35,11 +35,11 @@ from export_queue.core.testing.conformance.histories import (
     winners,
 )
 from export_queue.core.testing.conformance.races import SinkRaces
+from export_queue.core.testing.conformance.scans import SinkScans
 from export_queue.core.testing.conformance.sweeps import SinkSweeps
-from export_queue.core.testing.conformance.target import SinkTarget
 
 
-class SingleBatches(SinkTarget):
+class SingleBatches(SinkScans):
     """Tests of single batches and of admission, for sinks of both guards."""
 
     def test_an_empty_batch_does_nothing(self) -> None:

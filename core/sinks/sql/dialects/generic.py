@@ -107,7 +107,7 @@ class GenericDialect(Dialect):
         )
         types, keys = (
             {name: dialect.type_compiler_instance.process(kind) for name, kind in kinds.items()}
-            for kinds in (_TYPES, _KEY_TYPES)
+            for kinds in (_TYPES, KEY_TYPES)
         )
         return Syntax(
             dialect.identifier_preparer.quote,
@@ -217,7 +217,7 @@ _TYPES: Mapping[str, sa.types.TypeEngine[Any]] = {
     "json": sa.UnicodeText(),
     "timestamp": sa.DateTime(timezone=True),
 }
-_KEY_TYPES: Mapping[str, sa.types.TypeEngine[Any]] = {
+KEY_TYPES: Mapping[str, sa.types.TypeEngine[Any]] = {
     "text": sa.Unicode(_KEY_CHARACTERS),
     "integer": sa.BigInteger(),
     "uuid": sa.Uuid(as_uuid=False),
@@ -229,7 +229,7 @@ def _described(table: Table) -> sa.Table:
     # the rank is NULL in a row that is older than the sink, and counts as lower than all others
     marks = (sa.Column(RANK, sa.BigInteger()), sa.Column(DELETED, sa.Boolean())) if table.ranked else ()
     keys = [
-        sa.Column(key.name, _KEY_TYPES[key.type], primary_key=True, autoincrement=False) for key in table.key.columns
+        sa.Column(key.name, KEY_TYPES[key.type], primary_key=True, autoincrement=False) for key in table.key.columns
     ]
     columns = [sa.Column(column.name, _TYPES[column.type]) for column in table.contents.columns]
     return sa.Table(table.name, sa.MetaData(), *keys, *columns, *marks, schema=table.schema)
