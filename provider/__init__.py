@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         register_store,
         stale_rank,
     )
+    from export_queue.core.sources import Content, FunctionSource, Source
     from export_queue.core.spark import (
         CompactJob,
         DrainJob,
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
     )
     from export_queue.core.store import Limits, Outcome, StoreSpec
     from export_queue.core.transactions import Level, Participant, Transaction
+    from export_queue.core.verify import VerifyReport, verify
     from export_queue.triggers import ExportQueueNotificationTrigger as ExportQueueNotificationTrigger
     from export_queue.triggers import ExportQueueTrigger as ExportQueueTrigger
 
@@ -141,6 +143,7 @@ __all__ = [
     "CompactionReport",
     "ConfigurationError",
     "ConflictError",
+    "Content",
     "ControlRecord",
     "DeadLetter",
     "DeadLetterFilter",
@@ -163,6 +166,7 @@ __all__ = [
     "FencedSink",
     "FirstLoad",
     "FloorRecord",
+    "FunctionSource",
     "HasSubscriptions",
     "InvalidArgument",
     "KeyStory",
@@ -205,6 +209,7 @@ __all__ = [
     "SinkSpec",
     "SinkUnavailable",
     "SnapshotTooOld",
+    "Source",
     "SparkJobFailed",
     "SqlSink",
     "Store",
@@ -224,6 +229,7 @@ __all__ = [
     "TransactionTimeout",
     "TransactionsInProgress",
     "UnknownQueue",
+    "VerifyReport",
     "WaitingRows",
     "__version__",
     "apply_batch",
@@ -240,6 +246,7 @@ __all__ = [
     "register_data_source",
     "register_store",
     "stale_rank",
+    "verify",
     "write_transactional",
 ]
 
@@ -262,7 +269,9 @@ _ROOMS = {
     ),
     "store": "Limits Outcome StoreSpec",
     "retry": "Retry",
+    "sources": "Content FunctionSource Source",
     "transactions": "Level Participant Transaction",
+    "verify": "VerifyReport verify",
 }
 """Names by the room from which they are loaded; all others are errors."""
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

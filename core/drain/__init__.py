@@ -1,7 +1,7 @@
 """Drains: from a claim on a queue's ranges to records in a sink and a report."""
 
-from export_queue.core.drain.admission import ask_sink, readmit, warn_of_closed
-from export_queue.core.drain.binding import Binding, binding_with, filled_in
+from export_queue.core.drain.admission import StoreHandle, ask_sink, readmit, warn_of_closed
+from export_queue.core.drain.binding import Binding, binding_with, check_binding, filled_in
 from export_queue.core.drain.claims import Terms, rounds
 from export_queue.core.drain.dead_letters import retry_dead_letters
 from export_queue.core.drain.deadline import Deadline
@@ -22,7 +22,7 @@ from export_queue.core.drain.parts import LEAST_WEIGHT, Part
 from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.progress import Left, OnLeft
 from export_queue.core.drain.promise import Promise
-from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, by_range, total
+from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, by_range, grouped, total
 from export_queue.core.drain.request import TASK_OPTIONS, DrainOptions, DrainRequest, described_options
 from export_queue.core.drain.sharing import share_out
 from export_queue.core.drain.tally import Tally
@@ -58,11 +58,13 @@ __all__ = [
     "Promise",
     "RangeReport",
     "RoundOver",
+    "StoreHandle",
     "Tally",
     "Terms",
     "ask_sink",
     "binding_with",
     "by_range",
+    "check_binding",
     "claim_units",
     "described_options",
     "drain",
@@ -72,6 +74,7 @@ __all__ = [
     "follow",
     "follow_as_requested",
     "follower_options",
+    "grouped",
     "load_exporter",
     "opened_exporter",
     "readmit",

@@ -121,6 +121,7 @@ SUBJECTS = {
     "segments": "acts compactions entries layouts readers segments staged_twice vacuum",
     "tables": "notifications queues",
     "transactions": "cleanup monitoring outcomes registrations reports",
+    "verify": "acts compactions",
 }
 """The subjects of the store's statements that each room uses. A room that needs another one is named here first."""
 

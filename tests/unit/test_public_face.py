@@ -24,6 +24,7 @@ NAMES = """
     Mark MemorySink Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry
     ScannableSink Sink SinkSpec SqlSink Store StoredRecords StoreSpec Submitter SweepableSink Transaction
     TransactionContext WaitingRows __version__ apply_batch
+    Content FunctionSource Source VerifyReport verify
     bucket bucket_column check_owner compact_job drain drain_job follow raise_floor readmit refuse_seqs
     register_data_source register_store stale_rank write_transactional
 
@@ -51,6 +52,7 @@ PROTOCOLS = (
     export_queue.FencedSink,
     export_queue.SweepableSink,
     export_queue.ScannableSink,
+    export_queue.Source,
     export_queue.BoundSink,
     export_queue.Participant,
     ContinuingSink,

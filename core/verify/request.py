@@ -1,0 +1,84 @@
+"""The parameters of a comparison, and the source that a name means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypedDict, cast
+
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.references import check_sink_name, import_object
+from export_queue.core.sources import FunctionSource, Source
+
+AnySource = str | Source | Callable[[], Iterable[tuple[Any, Any]]]
+
+
+class VerifyOptions(TypedDict, total=False):
+    """The options of a comparison besides its queue and its sink; see :class:`VerifyRequest`."""
+
+    source: AnySource
+    exporter: object | None
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRequest:
+    """The parameters of one comparison, checked when it is created.
+
+    :param queue_id: the queue, or the subscription that drains into the sink.
+    :param sink_name: name of the sink that the queue is bound to.
+    :param source: where the full content of the queue comes from: a :class:`~export_queue.Source`, a function that
+        yields pairs of key and value, or the import path ``module:name`` of either.
+    :param exporter: the exporter of the drains; None for the stored one.
+    :param rounds: how often records that keep changing are checked again before they count as younger.
+    :raises InvalidArgument: a value is not allowed.
+    """
+
+    queue_id: str
+    sink_name: str
+    source: AnySource
+    exporter: object | None = None
+    rounds: int = 6
+
+    def __post_init__(self) -> None:
+        check_sink_name(self.sink_name)
+        if type(self.rounds) is not int or self.rounds < 1:
+            raise InvalidArgument(f"rounds: expected a whole number from 1, found {self.rounds!r}")
+        find_source(self.source)
+
+    @classmethod
+    def of(cls, queue_id: str, sink_name: str, options: Mapping[str, Any]) -> Self:
+        """Create a request from options.
+
+        :param options: :class:`VerifyOptions`.
+        :raises InvalidArgument: an option is unknown or missing, or its value is not allowed.
+        """
+        known = VerifyOptions.__annotations__
+        if unknown := [name for name in options if name not in known]:
+            raise InvalidArgument(f"verify has no option {', '.join(unknown)}; it has: {', '.join(known)}")
+        return cls(queue_id=queue_id, sink_name=sink_name, **options)
+
+    @property
+    def source_name(self) -> str:
+        """The source as text, for the report."""
+        if isinstance(self.source, str):
+            return self.source
+        return getattr(self.source, "__name__", type(self.source).__name__)
+
+
+def find_source(source: AnySource) -> Source:
+    """Return the source that a name or a function means. This is the only place where names are read.
+
+    :raises InvalidArgument: the name leads to nothing, or to something else than a source or a function.
+    """
+    found: object = source
+    if isinstance(source, str):
+        hint = "name a source or a function that yields keys and values: module:name"
+        found = import_object(source, error=InvalidArgument, hint=hint)
+    if isinstance(found, type):
+        found = found()
+    if callable(getattr(found, "open", None)):
+        return cast(Source, found)
+    if callable(found):
+        return FunctionSource(found)
+    raise InvalidArgument(f"source: expected a source or a function, found {type(found).__name__}")

@@ -1,0 +1,228 @@
+"""Both sides of a comparison in a temporary database, so that memory is bounded and records may come in any order.
+
+Only digests of documents are kept. SQLite deletes the file when it is closed, or the process ends.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from export_queue.core.sinks import StoredRecords
+from export_queue.core.verify.judging import Version
+
+CACHE_KIB = 64 << 10
+PAGE = 1000
+"""Records that are checked together."""
+_SCHEMA = """
+CREATE TABLE expected (target INTEGER, id BLOB, rank INTEGER, digest BLOB, key BLOB, expires INTEGER);
+CREATE TABLE found (target INTEGER, id BLOB, rank INTEGER, digest BLOB);
+CREATE TABLE refused (key BLOB PRIMARY KEY, rank INTEGER) WITHOUT ROWID;
+CREATE TABLE candidate (
+  number INTEGER PRIMARY KEY, target INTEGER, id BLOB, rank INTEGER, digest BLOB, key BLOB, expires INTEGER,
+  last_rank INTEGER, last_digest BLOB, last_expected BLOB, last_newest INTEGER, UNIQUE (target, id));
+CREATE TABLE fresh (target INTEGER, id BLOB, rank INTEGER, digest BLOB, key BLOB, expires INTEGER);
+CREATE TABLE waiting_key (kind TEXT, key BLOB, rank INTEGER, PRIMARY KEY (kind, key)) WITHOUT ROWID;
+CREATE TABLE waiting_record (
+  kind TEXT, target INTEGER, id BLOB, rank INTEGER, PRIMARY KEY (kind, target, id)) WITHOUT ROWID;
+"""
+_COMPARE = """
+INSERT INTO candidate (target, id)
+SELECT target, id FROM (
+  SELECT 0 AS side, target, id, rank, ifnull(digest, x'') AS digest FROM expected
+  UNION ALL SELECT 1, target, id, rank, ifnull(digest, x'') FROM found)
+GROUP BY target, id
+HAVING NOT (count(*) = 2 AND sum(side) = 1 AND min(digest) = max(digest) AND (min(rank) = max(rank) OR NOT :ranked))
+   AND NOT (min(side) = 1 AND max(digest) = x'')
+   AND NOT (max(side) = 0 AND max(digest) = x'' AND NOT :ranked)
+"""
+"""Records that are not the same on both sides. Tombstones of entries that the source has forgotten are not compared,
+nor are deleted records that a sink without ranks lacks."""
+_DESCRIBE = """
+UPDATE candidate SET rank = e.rank, digest = e.digest, key = e.key, expires = e.expires
+FROM (SELECT target, id, max(rank) AS rank, digest, key, expires FROM {table}
+      WHERE (target, id) IN (SELECT target, id FROM candidate) GROUP BY target, id) AS e
+WHERE candidate.target = e.target AND candidate.id = e.id
+"""
+_REFUSED = "INSERT INTO candidate (target, id, key, rank) SELECT -1, key, key, rank FROM refused"
+_NO_LONGER_REFUSED = """
+DELETE FROM candidate WHERE target = -1 AND (key, rank) NOT IN (SELECT key, rank FROM refused)
+"""
+_NOTE = """
+UPDATE candidate SET last_rank = ?, last_digest = ?, last_expected = digest, last_newest = ? WHERE number = ?
+"""
+_PAGE = """
+SELECT c.number, c.target, c.id, c.rank, c.digest, c.key, c.expires,
+  c.last_rank, c.last_digest, c.last_expected, c.last_newest,
+  max(ifnull((SELECT rank FROM waiting_key WHERE kind = 'queued' AND key = c.key), -2),
+      ifnull((SELECT rank FROM waiting_record WHERE kind = 'queued' AND target = c.target AND id = c.id), -2)),
+  max(ifnull((SELECT rank FROM waiting_key WHERE kind = 'dead' AND key = c.key), -2),
+      ifnull((SELECT rank FROM waiting_record WHERE kind = 'dead' AND target = c.target AND id = c.id), -2))
+FROM candidate AS c WHERE c.number > ? ORDER BY c.number LIMIT ?
+"""
+_WAITS_KEY = "INSERT INTO waiting_key VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET rank = max(rank, excluded.rank)"
+_WAITS_RECORD = (
+    "INSERT INTO waiting_record VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET rank = max(rank, excluded.rank)"
+)
+NO_TARGET = -1
+"""The target of an entry that the exporter or the sink refuses: which record it names is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A record that may differ."""
+
+    number: int
+    target: int
+    id: bytes
+    key: bytes | None
+    """The key of the entry that names the record; None if no entry does."""
+    expected: Version | None
+    expires: bool
+    last: tuple[Version, bytes | None, int] | None
+    """What the last check has found, the digest that was expected then, and an id that was drawn after it."""
+    queued: int | None
+    dead: int | None
+
+
+class Spool:
+    """The temporary database of one comparison."""
+
+    def __init__(self) -> None:
+        self._sql = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._sql.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{CACHE_KIB};")
+        self._sql.executescript(_SCHEMA)
+        self._sql.execute("BEGIN")
+        self.targets: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def close(self) -> None:
+        self._sql.close()
+
+    def add_expected(
+        self, records: StoredRecords, keys: Sequence[bytes], expires: Sequence[bool], *, table: str = "expected"
+    ) -> None:
+        """Add what the source expects.
+
+        :param keys: the key of the entry that names each record.
+        :param expires: whether each document has a time to live.
+        :param table: ``expected``, or ``fresh`` for a newer content.
+        """
+        rows = zip(*self._columns(records), keys, expires, strict=True)
+        self._sql.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def add_found(self, records: StoredRecords) -> None:
+        self._sql.executemany("INSERT INTO found VALUES (?, ?, ?, ?)", zip(*self._columns(records), strict=True))
+
+    def add_refused(self, keys: Iterable[tuple[bytes, int]]) -> None:
+        """Add keys, each with its rank, whose entries the exporter or the sink refuses."""
+        self._sql.executemany("INSERT OR REPLACE INTO refused VALUES (?, ?)", keys)
+
+    def add_waiting(self, kind: str, keys: Iterable[tuple[bytes, int]], records: StoredRecords) -> None:
+        """Add entries that explain differences.
+
+        :param kind: ``queued`` or ``dead``.
+        :param keys: keys and ranks of the entries.
+        :param records: the records that they name.
+        """
+        self._sql.executemany(_WAITS_KEY, ((kind, key, rank) for key, rank in keys))
+        targets = map(self._number, records.targets)
+        self._sql.executemany(
+            _WAITS_RECORD, zip([kind] * len(records), targets, records.ids, records.ranks, strict=True)
+        )
+
+    def forget_waiting(self) -> None:
+        self._sql.execute("DELETE FROM waiting_key")
+        self._sql.execute("DELETE FROM waiting_record")
+
+    def compare(self, *, is_ranked: bool, copies: bool) -> int:
+        """Find the candidates, and return their number. What is the same is forgotten.
+
+        :param copies: whether the id of a record is the key of its entry.
+        """
+        self._sql.execute(_COMPARE, {"ranked": is_ranked})
+        self._sql.execute(_DESCRIBE.format(table="expected"))
+        self._sql.execute("DELETE FROM expected")
+        self._sql.execute("DELETE FROM found")
+        if copies:
+            self._sql.execute("UPDATE candidate SET key = id WHERE key IS NULL")
+        self._sql.execute(_REFUSED)
+        return self.candidates()
+
+    def candidates(self) -> int:
+        return int(self._sql.execute("SELECT count(*) FROM candidate").fetchone()[0])
+
+    def refresh(self) -> None:
+        """Take the expected versions of all candidates from the newer content."""
+        self._sql.execute("UPDATE candidate SET rank = NULL, digest = NULL, expires = NULL WHERE target >= 0")
+        self._sql.execute(_DESCRIBE.format(table="fresh"))
+        self._sql.execute("DELETE FROM fresh")
+        self._sql.execute(_NO_LONGER_REFUSED)
+
+    def forget_refused(self) -> None:
+        """Forget the refused entries before a newer content is read."""
+        self._sql.execute("DELETE FROM refused")
+
+    def ids_and_keys(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Return id and key of all candidates."""
+        yield from self._sql.execute("SELECT id, key FROM candidate")
+
+    def is_refused(self, key: bytes | None) -> bool:
+        return (
+            key is not None and self._sql.execute("SELECT 1 FROM refused WHERE key = ?", (key,)).fetchone() is not None
+        )
+
+    def pages(self) -> Iterator[list[Candidate]]:
+        """Read the candidates. They may be resolved or noted meanwhile."""
+        after = 0
+        while rows := self._sql.execute(_PAGE, (after, PAGE)).fetchall():
+            yield list(map(_candidate, rows))
+            after = rows[-1][0]
+
+    def resolve(self, candidates: Iterable[Candidate]) -> None:
+        """Forget candidates that are decided."""
+        self._sql.executemany("DELETE FROM candidate WHERE number = ?", ((one.number,) for one in candidates))
+
+    def note(self, checked: Iterable[tuple[Candidate, Version]], newest: int) -> None:
+        """Note what the check of undecided candidates has found."""
+        self._sql.executemany(
+            _NOTE,
+            ((found.rank, found.digest, newest, one.number) for one, found in checked),
+        )
+
+    def target(self, number: int) -> str:
+        return self.targets[number]
+
+    def _columns(self, records: StoredRecords) -> tuple[Iterable[Any], ...]:
+        targets = records.targets
+        if len(targets) and targets.count(targets[0]) == len(targets):  # the usual case
+            numbers: Iterable[int] = [self._number(targets[0])] * len(targets)
+        else:
+            numbers = map(self._number, targets)
+        return numbers, records.ids, records.ranks, map(digest_of, records.documents)
+
+    def _number(self, target: str) -> int:
+        number = self._numbers.get(target)
+        if number is None:
+            number = self._numbers[target] = len(self.targets)
+            self.targets.append(target)
+        return number
+
+
+def digest_of(document: bytes | None) -> bytes | None:
+    """Return the digest of a document, which stands for it in the comparison."""
+    return None if document is None else xxhash.xxh3_128_digest(document)
+
+
+def _candidate(row: tuple[Any, ...]) -> Candidate:
+    number, target, record, rank, digest, key, expires, *last, queued, dead = row
+    expected = None if rank is None else Version(rank, digest)
+    last_rank, last_digest, last_expected, last_newest = last
+    before = None if last_newest is None else (Version(last_rank, last_digest), last_expected, last_newest)
+    return Candidate(
+        number, target, record, key, expected, bool(expires), before, *(None if n == -2 else n for n in (queued, dead))
+    )

@@ -1,0 +1,328 @@
+"""One comparison: both sides are read once, and what differs is checked again until the reason is known."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Unpack, cast
+
+from export_queue.core.callables import checked
+from export_queue.core.drain import (
+    COPY,
+    DRAIN_RETRY,
+    Exporter,
+    StoreHandle,
+    binding_with,
+    check_binding,
+    filled_in,
+    load_exporter,
+    opened_exporter,
+)
+from export_queue.core.errors import SinkBindingError, SinkConfigurationError
+from export_queue.core.queue import Entries, Queue, Range, bucket, find_queue, find_reader, join_ranges
+from export_queue.core.sinks import FencedSink, ScannableSink, Sink, SinkSpec, StoredRecords, collapse, opened_sink
+from export_queue.core.sources import Content
+from export_queue.core.store import Database
+from export_queue.core.verify.judging import ABSENT, Sighting, Verdict, Version, judge
+from export_queue.core.verify.report import MOST_SAMPLES, Sample, VerifyReport
+from export_queue.core.verify.request import VerifyOptions, VerifyRequest, find_source
+from export_queue.core.verify.spool import NO_TARGET, Candidate, Spool, digest_of
+from export_queue.core.verify.waiting import read_waiting
+
+PAUSE = 0.2
+"""Seconds before the second check; each later pause is longer by as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyProgress:
+    """How far a comparison is."""
+
+    step: Literal["source", "sink", "check"]
+    records: int
+    """Records that this step has read."""
+
+
+OnProgress = Callable[[VerifyProgress], object]
+
+
+def verify(
+    store: StoreHandle,
+    queue_id: str,
+    sink: SinkSpec | Sink | FencedSink,
+    *,
+    sink_name: str | None = None,
+    on_progress: OnProgress | None = None,
+    **options: Unpack[VerifyOptions],
+) -> VerifyReport:
+    """Compare the records of a sink with the content of a queue. Producers and drains may continue.
+
+    No record is written. A difference that has a reason is not counted as one: an entry that is pending, a dead letter,
+    an entry that is younger than the cut of the comparison.
+
+    :param store: an open store.
+    :param queue_id: the queue, or the subscription that drains into the sink.
+    :param sink: a description of the sink, or an open one, which stays open.
+    :param sink_name: name of the sink that the queue is bound to; by default the name in the description, or the
+        class of an open sink.
+    :param on_progress: called after each page.
+    :param options: ``source``, ``exporter``, ``rounds``; see :class:`VerifyRequest`.
+    :returns: the report.
+    :raises ConfigurationError: an unknown queue or option, another sink or exporter, a sink that cannot be read back.
+    :raises SinkError: the sink cannot be used.
+    :raises ExporterError: the exporter cannot be used.
+    """
+    name = sink_name or (sink.name if isinstance(sink, SinkSpec) else type(sink).__name__)
+    return verify_as_requested(store, sink, VerifyRequest.of(queue_id, name, options), on_progress=on_progress)
+
+
+def verify_as_requested(
+    store: StoreHandle,
+    sink: SinkSpec | Sink | FencedSink,
+    request: VerifyRequest,
+    *,
+    on_progress: OnProgress | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> VerifyReport:
+    """Compare as a request says; see :func:`verify`."""
+    if on_progress is not None:
+        on_progress = checked(on_progress, "on_progress")
+    started_at = clock()
+    database = store.database
+    with database.read() as work:
+        reader = find_reader(work, request.queue_id)
+        queue = reader if reader.parent is None else find_queue(work, reader.parent)
+    bound_sink, bound_exporter = filled_in(database, request.queue_id, sink, request.exporter)
+    exporter = load_exporter(bound_exporter)
+    with (
+        opened_sink(bound_sink) as opened,
+        opened_exporter(exporter, DRAIN_RETRY) as found,
+        contextlib.closing(Spool()) as spool,
+    ):
+        _check(reader, opened, found, request)
+        comparison = Comparison(database, reader, queue, opened, found, request, spool, on_progress, sleep)
+        return comparison.run(lambda: clock() - started_at)
+
+
+def _check(reader: Queue, sink: Sink | FencedSink, exporter: Exporter, request: VerifyRequest) -> None:
+    """Refuse a sink or an exporter that the drains of a reader do not use, or a sink that cannot be read back."""
+    if reader.sink is not None and reader.sink != request.sink_name:
+        raise SinkBindingError(
+            f"queue {reader.id!r} drains into sink {reader.sink!r}, found a comparison with {request.sink_name!r}",
+            hint="name the queue or subscription that drains into this sink, or give the sink's name (sink_name=)",
+        )
+    check_binding(reader, binding_with(sink, exporter.identity))
+    if not isinstance(sink, ScannableSink):
+        raise SinkConfigurationError(
+            f"sink {request.sink_name!r}, a {type(sink).__name__}, cannot be compared: it has no method scan",
+            hint="add the methods of export_queue.ScannableSink to it; docs/sinks/your-own.md describes them",
+        )
+
+
+@dataclass(slots=True)
+class Comparison:
+    """The state of one comparison.
+
+    :param reader: the queue or subscription that drains into the sink.
+    :param queue: the queue to which entries are added.
+    """
+
+    database: Database
+    reader: Queue
+    queue: Queue
+    sink: Sink | FencedSink
+    exporter: Exporter
+    request: VerifyRequest
+    spool: Spool
+    on_progress: OnProgress | None
+    sleep: Callable[[float], None]
+    cut: int = 0
+    is_ranked: bool = True
+    compared: int = 0
+    scanned: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    samples: defaultdict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
+
+    def run(self, seconds: Callable[[], float]) -> VerifyReport:
+        """Compare, and return the report."""
+        collections = self._read_source()
+        for records in self._scannable.scan(collections):
+            self.spool.add_found(records)
+            self.scanned += len(records)
+            self._progress("sink", self.scanned)
+        if self.spool.compare(is_ranked=self.is_ranked, copies=self._copies):
+            self._settle()
+        return VerifyReport(
+            queue=self.reader.id,
+            sink=self.request.sink_name,
+            source=self.request.source_name,
+            cut=self.cut,
+            ranked=self.is_ranked,
+            compared=self.compared,
+            scanned=self.scanned,
+            seconds=seconds(),
+            samples=dict(self.samples),
+            **self.counts,
+        )
+
+    @property
+    def _scannable(self) -> ScannableSink:
+        return cast(ScannableSink, self.sink)
+
+    @property
+    def _copies(self) -> bool:
+        """Whether the id of a record is the key of its entry."""
+        return self.exporter.identity == COPY
+
+    def _read_source(self) -> set[str]:
+        """Read the content of the queue, and return the collections that its records are in."""
+        collections = {self.reader.source} if self._copies else set()
+        with find_source(self.request.source).open(self.database, self.queue) as content:
+            self.cut = content.cut
+            self.is_ranked = content.is_ranked and not self.sink.capabilities.fenced
+            for page in self._pages(content, self.queue.units()):
+                collections |= self._expect(page, "expected")
+        return collections
+
+    def _pages(self, content: Content, ranges: Iterable[Range]) -> Iterator[Entries]:
+        for part in ranges:
+            for page in content.pages(part):
+                if len(page):
+                    yield page
+
+    def _expect(self, page: Entries, table: str) -> set[str]:
+        """Add the records of a page of entries to the spool."""
+        records, keys, expires, collections = self._records_of(page, is_ranked=self.is_ranked)
+        self.spool.add_expected(records, keys, expires, table=table)
+        if table == "expected":
+            self.compared += len(records)
+            self._progress("source", self.compared)
+        return collections
+
+    def _records_of(self, page: Entries, *, is_ranked: bool) -> tuple[StoredRecords, list[bytes], list[bool], set[str]]:
+        """Return the records that entries name, for each the key and whether it expires, and the collections.
+
+        Entries that the exporter or the sink refuses are noted in the spool.
+        """
+        exported = self.exporter.export(self.reader, page)
+        operations = exported.operations
+        if is_ranked:
+            operations, _ = collapse(operations)
+        records, positions = self._scannable.render(operations)
+        entries, ttls = operations.entries, operations.ttls
+        keys = [page.keys[entries[i]] for i in positions]
+        expires = [False] * len(positions) if ttls is None else [ttls[i] is not None for i in positions]
+        refused = set(exported.failures)
+        if len(positions) < len(operations) or refused:
+            refused |= {entries[i] for i in set(range(len(operations))) - set(positions)}
+            self.spool.add_refused((page.keys[i], 2 * page.seqs[i] + 1) for i in refused)
+        return records, keys, expires, set(operations.collections)
+
+    def _settle(self) -> None:
+        """Check the candidates until each is decided, or the rounds are over."""
+        for number in range(1, self.request.rounds + 1):
+            self._check_all(is_last=number == self.request.rounds)
+            if not self.spool.candidates() or number == self.request.rounds:
+                return
+            self.sleep(PAUSE * number)
+            self._read_again()
+
+    def _check_all(self, *, is_last: bool) -> None:
+        read_waiting(self.database, self.reader, self.exporter, self._scannable, self.spool)
+        checked = 0
+        for page in self.spool.pages():
+            found, newest = self._look_up(page)
+            decided: list[Candidate] = []
+            for one in page:
+                verdict = self._judge(one, found[one.number], newest)
+                if verdict != "younger" or is_last:
+                    self._count(verdict, one, found[one.number])
+                    decided.append(one)
+            self.spool.note(((one, found[one.number]) for one in page), newest)
+            self.spool.resolve(decided)
+            checked += len(page)
+            self._progress("check", checked)
+
+    def _look_up(self, page: Sequence[Candidate]) -> tuple[dict[int, Version], int]:
+        """Read the records of candidates, and draw an id of the store after that."""
+        found = {one.number: ABSENT for one in page}
+        by_target: defaultdict[int, list[Candidate]] = defaultdict(list)
+        for one in page:
+            by_target[one.target].append(one)
+        for target, own in by_target.items():
+            if target != NO_TARGET:
+                records = self._scannable.look_up(self.spool.target(target), [one.id for one in own])
+                for one, rank, document in zip(own, records.ranks, records.documents, strict=True):
+                    found[one.number] = Version(rank, digest_of(document))
+        with self.database.connect() as connection:
+            return found, self.database.dialect.steps.draw(connection)
+
+    def _judge(self, one: Candidate, found: Version, newest: int) -> Verdict:
+        was_settled = one.last is not None and self.cut >= one.last[2]
+        if one.target == NO_TARGET:
+            return _refused(one, was_settled=was_settled)
+        if one.expected is None and self.spool.is_refused(one.key):
+            return "same"  # counted with its key
+        digest = None if one.expected is None else one.expected.digest
+        return judge(
+            Sighting(
+                expected=one.expected,
+                found=found,
+                expires=one.expires,
+                cut=self.cut,
+                newest=newest,
+                floor=self._scannable.floor_of(self.spool.target(one.target)),
+                queued=one.queued,
+                dead=one.dead,
+                is_ranked=self.is_ranked,
+                is_confirmed=was_settled and one.last is not None and one.last[:2] == (found, digest),
+            )
+        )
+
+    def _count(self, verdict: Verdict, one: Candidate, found: Version) -> None:
+        if verdict == "same":
+            return
+        self.counts[verdict] += 1
+        if verdict in ("queued", "younger") or len(self.samples[verdict]) == MOST_SAMPLES:
+            return
+        target = f"queue {self.reader.source}" if one.target == NO_TARGET else self.spool.target(one.target)
+        expected = _seq(one.expected.rank) if one.expected is not None and self.is_ranked else None
+        record = one.id.decode("utf-8", "backslashreplace")
+        self.samples[verdict].append(Sample(target, record, expected, _seq(found.rank)))
+
+    def _read_again(self) -> None:
+        """Read the content of the remaining candidates at a newer cut."""
+        self.spool.forget_refused()
+        with find_source(self.request.source).open(self.database, self.queue) as content:
+            self.cut = content.cut
+            for page in self._pages(content, self._ranges()):
+                self._expect(page, "fresh")
+            self.spool.refresh()
+
+    def _ranges(self) -> Sequence[Range]:
+        """Return the buckets that may name the candidates."""
+        if not self._copies:
+            return self.queue.units()
+        found = {bucket(key or record, self.queue.buckets) for record, key in self.spool.ids_and_keys()}
+        return join_ranges(Range(at, at + 1, self.queue.layout) for at in found)
+
+    def _progress(self, step: Literal["source", "sink", "check"], records: int) -> None:
+        if self.on_progress is not None:
+            self.on_progress(VerifyProgress(step, records))
+
+
+def _refused(one: Candidate, *, was_settled: bool) -> Verdict:
+    """Decide about an entry that cannot be delivered: it is pending, a dead letter, or was dropped."""
+    rank = one.expected.rank if one.expected is not None else -1
+    if one.queued is not None and one.queued >= rank:
+        return "queued"
+    if one.dead is not None and one.dead >= rank:
+        return "dead"
+    return "missing" if was_settled else "younger"
+
+
+def _seq(rank: int) -> str | None:
+    return None if rank < 0 else str(rank >> 1)

@@ -1,0 +1,283 @@
+"""Verify on real sinks: planted differences are found, and what is pending, dead or younger is none (I17)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.support.kept_entries import KeptEntries
+from tests.support.planted import PLANTERS, Planter, opened
+
+from export_queue import (
+    Delete,
+    DrainReport,
+    Entry,
+    InvalidArgument,
+    MemorySink,
+    Operations,
+    Put,
+    SinkBindingError,
+    SinkConfigurationError,
+    Store,
+    VerifyReport,
+    drain,
+    verify,
+)
+from export_queue.core.sources import FunctionSource
+
+pytestmark = [
+    pytest.mark.one_store("what is pending and dead is read by the code of drains"),
+    pytest.mark.timeout(240),  # the first test with Elasticsearch waits for its server
+]
+SOURCE = KeptEntries("orders/kept")
+
+
+@pytest.fixture
+def orders(store: Store) -> Store:
+    store.configure_queue("orders", buckets=16, buckets_per_range=4)
+    for name in ("sink", "kept"):
+        store.subscribe("orders", name)
+    return store
+
+
+@pytest.fixture(params=list(PLANTERS))
+def planter(request: pytest.FixtureRequest) -> Planter:
+    return PLANTERS[request.param](request)
+
+
+def add(store: Store, entries: dict[str, dict[str, Any] | None]) -> None:
+    with store.transaction() as tx:
+        for key, value in entries.items():
+            tx.queue("orders").add(key, value)
+
+
+def document(n: int) -> dict[str, Any]:
+    return {"n": n, "city": "Zürich"}
+
+
+def fill(store: Store, sink: Any) -> None:
+    """Add 40 records and delete eight of them, and drain."""
+    add(store, {f"r{n}": document(n) for n in range(40)})
+    add(store, {f"r{n}": document(-n) for n in range(10)})
+    add(store, {f"r{n}": None for n in range(32, 40)})
+    deliver(store, sink)
+
+
+def deliver(store: Store, sink: Any, **options: Any) -> DrainReport:
+    fenced = {"on_error": "fail"} if sink.capabilities.fenced else {}
+    return drain(store, "orders/sink", sink, sink_name="sink", **fenced, **options)
+
+
+def check(store: Store, sink: Any, source: Any = SOURCE, **options: Any) -> VerifyReport:
+    return verify(store, "orders/sink", sink, sink_name="sink", source=source, **options)
+
+
+def seqs(store: Store) -> dict[str, int]:
+    """Return the sequence of the latest entry of each key."""
+    return {one.position.key.decode(): one.position.seq for one in store.peek("orders/kept", limit=1000)}
+
+
+def test_a_sink_that_has_everything_has_no_differences(orders: Store, planter: Planter) -> None:
+    with opened(planter) as sink:
+        fill(orders, sink)
+        report = check(orders, sink)
+    assert (report.differences, report.dead, report.queued, report.younger) == (0, 0, 0, 0), report.lines()
+    assert report.compared == 40
+    assert report.scanned == (40 if planter.is_ranked else 32)
+    assert report.ranked == planter.is_ranked
+    assert report.samples == {}
+
+
+def test_ten_planted_differences_of_five_kinds_are_found(orders: Store, planter: Planter) -> None:
+    with opened(planter) as sink:
+        fill(orders, sink)
+        latest = seqs(orders)
+        for n in (11, 12):
+            planter.remove(f"r{n}")
+        for n in (13, 14):
+            planter.write(f"r{n}", 2 * latest[f"r{n}"] + 1, {"n": n, "city": "Genève"})
+        for n in (1, 2):
+            planter.write(f"r{n}", 2 * latest[f"r{n + 20}"] + 1, document(n))  # as the first transaction wrote it
+        for n in (32, 33):
+            planter.remove(f"r{n}")
+        for n in (50, 51):
+            planter.write(f"r{n}", 2 * latest["r20"] + 1, document(n))
+        report = check(orders, sink)
+    found = {kind: sorted(one.id for one in samples) for kind, samples in report.samples.items()}
+    if planter.is_ranked:
+        assert found == {
+            "missing": ["r11", "r12", "r32", "r33"],
+            "different": ["r13", "r14"],
+            "stale": ["r1", "r2"],
+            "extra": ["r50", "r51"],
+        }
+        assert report.differences == 10
+    else:  # without ranks an old document is a different one, and there are no tombstones
+        assert found == {
+            "missing": ["r11", "r12"],
+            "different": ["r1", "r13", "r14", "r2"],
+            "extra": ["r50", "r51"],
+        }
+    assert (report.dead, report.queued, report.younger) == (0, 0, 0)
+    json.dumps(report.to_dict())
+    assert "Genève" not in str(report.to_dict())
+    assert "Genève" not in "\n".join(report.lines())
+
+
+def test_a_rank_above_every_entry_is_reported_with_its_remedy(orders: Store, planter: Planter) -> None:
+    if not planter.is_ranked:
+        pytest.skip("this sink has no ranks")
+    with opened(planter) as sink:
+        fill(orders, sink)
+        planter.write("r20", 1 << 62, document(20))
+        planter.write("r34", (1 << 62) + 1, document(34))
+        planter.write("r90", 2 * max(seqs(orders).values()) + 10**12, None)  # a tombstone harms nothing yet
+        add(orders, {"r20": document(21)})  # pending, and it will be stale
+        report = check(orders, sink)
+    assert sorted(one.id for one in report.samples["ahead"]) == ["r20", "r34"]
+    assert report.differences == 2
+    assert "first load" in "\n".join(report.lines())
+
+
+def test_pending_entries_explain_what_differs_by_them_alone(orders: Store, planter: Planter) -> None:
+    with opened(planter) as sink:
+        fill(orders, sink)
+        add(orders, {"r20": document(200), "r21": None, "new": document(7), "r39": document(39)})
+        planter.remove("r22")
+        report = check(orders, sink)
+        assert (report.queued, report.missing, report.differences) == (4, 1, 1), report.lines()
+        deliver(orders, sink)
+        report = check(orders, sink)
+    assert (report.queued, report.missing, report.differences) == (0, 1, 1), report.lines()
+
+
+@pytest.fixture
+def memory() -> MemorySink:
+    return MemorySink()
+
+
+class Choosy(MemorySink):
+    """A sink that cannot write some documents."""
+
+    def render(self, operations: Operations) -> Any:
+        taken = [i for i, found in enumerate(operations.documents) if b"poison" not in (found or b"")]
+        records, positions = super().render(operations.take(taken))
+        return records, [taken[i] for i in positions]
+
+    def apply(self, operations: Operations) -> Any:
+        from export_queue import ApplyResult, Rejection
+
+        bad = [i for i, found in enumerate(operations.documents) if b"poison" in (found or b"")]
+        result = super().apply(operations.take([i for i in range(len(operations)) if i not in bad]))
+        return ApplyResult(result.written, result.stale, tuple(Rejection(i, "no") for i in bad))
+
+
+def test_dead_letters_explain_differences_until_they_are_dropped(orders: Store) -> None:
+    sink = Choosy()
+    fill(orders, sink)
+    add(orders, {"r20": {"n": "poison"}, "fresh": {"n": "poison"}})
+    assert deliver(orders, sink).dead == 2
+    report = check(orders, sink)
+    assert (report.dead, report.differences, report.queued, report.younger) == (2, 0, 0, 0), report.lines()
+    assert sorted(one.id for one in report.samples["dead"]) == ["fresh", "r20"]
+    orders.dead_letters.drop("orders/sink", who="test")
+    report = check(orders, sink)
+    assert (report.dead, report.missing, report.differences, report.younger) == (0, 2, 2, 0), report.lines()
+
+
+def test_an_old_dead_letter_explains_nothing(orders: Store, memory: MemorySink) -> None:
+    add(orders, {"a": {"n": "poison"}})
+    sink = Choosy()
+    assert deliver(orders, sink).dead == 1
+    add(orders, {"a": document(1), "b": document(1)})
+    deliver(orders, sink)
+    del sink._contents.documents["orders", b"a"]
+    report = check(orders, sink)
+    assert (report.missing, report.dead) == (1, 0)
+
+
+def spread(entry: Entry) -> Iterator[Put | Delete]:
+    """Two records in two collections for each entry; none of them has the key as its id."""
+    for name in ("left", "right"):
+        record = f"{name}-{entry.key}"
+        yield Delete(name, record) if entry.value is None else Put(name, record, {"v": entry.value})
+
+
+def test_records_are_those_of_the_exporter(orders: Store, memory: MemorySink) -> None:
+    add(orders, {f"r{n}": document(n) for n in range(20)})
+    deliver(orders, memory, exporter=spread)
+    report = check(orders, memory, exporter=spread)
+    assert (report.compared, report.scanned, report.differences) == (40, 40, 0)
+    memory._contents.documents["left", b"left-r3"] = b"{}"
+    memory._contents.ranks["right", b"right-r99"] = memory._contents.documents["right", b"right-r99"] = 3  # type: ignore[assignment]
+    memory._contents.documents["right", b"right-r99"] = b"x"
+    add(orders, {"r4": None, "r77": document(77)})
+    report = check(orders, memory, exporter=spread)
+    assert (report.different, report.extra, report.queued) == (1, 1, 4), report.lines()
+    with pytest.raises(SinkBindingError, match="exporter"):
+        check(orders, memory, exporter="tests.integration.test_verify:other")
+
+
+def other(entry: Entry) -> list[Put]:
+    return [Put("other", str(entry.key), "x")]
+
+
+def test_records_with_a_time_to_live_may_be_gone(orders: Store, memory: MemorySink) -> None:
+    def for_a_while(entry: Entry) -> list[Put]:
+        return [Put("orders", str(entry.key), "x", ttl=60)]
+
+    add(orders, {"a": document(1), "b": document(2)})
+    deliver(orders, memory, exporter=for_a_while)
+    memory._contents.documents.clear()
+    assert check(orders, memory, exporter=for_a_while).differences == 0
+
+
+def test_swept_tombstones_are_not_missed(orders: Store, planter: Planter) -> None:
+    if not planter.is_ranked or "elasticsearch" in type(planter).__name__.lower():
+        pytest.skip("it has no tombstones, or its sweep waits for requests under way")
+    with opened(planter) as sink:
+        fill(orders, sink)
+        floor = max(seqs(orders).values())
+        assert sink.sweep(store_id=orders.id, floor=floor) == 8
+        assert check(orders, sink).differences == 0
+
+
+def test_a_function_is_compared_by_documents(orders: Store, planter: Planter) -> None:
+    table = {f"r{n}": document(n) for n in range(20)}
+    with opened(planter) as sink:
+        add(orders, table)
+        deliver(orders, sink)
+        report = check(orders, sink, source=lambda: table.items())
+        assert (report.differences, report.younger, report.ranked) == (0, 0, False), report.lines()
+        table |= {"r3": document(33), "r50": document(50)}
+        del table["r4"]
+        report = check(orders, sink, source=FunctionSource(lambda: table.items()))
+        assert (report.different, report.missing, report.extra, report.younger) == (1, 1, 1, 0), report.lines()
+
+
+def test_what_cannot_be_compared_is_refused(orders: Store, memory: MemorySink) -> None:
+    class Plain:
+        capabilities = memory.capabilities
+        admit, apply, close = memory.admit, memory.apply, lambda self: None
+
+    with pytest.raises(SinkConfigurationError, match=r"a Plain, cannot be compared: it has no method scan"):
+        check(orders, Plain())
+    fill(orders, memory)
+    with pytest.raises(SinkBindingError, match="drains into sink 'sink', found a comparison with 'MemorySink'"):
+        verify(orders, "orders/sink", memory, source=SOURCE)
+    with pytest.raises(InvalidArgument, match="no option speed"):
+        check(orders, memory, speed=7)
+    with pytest.raises(InvalidArgument, match="expected a source or a function, found int"):
+        check(orders, memory, source=7)
+
+
+def test_progress_is_reported(orders: Store, memory: MemorySink) -> None:
+    fill(orders, memory)
+    memory._contents.documents.clear()
+    seen: list[Any] = []
+    report = check(orders, memory, on_progress=seen.append)
+    assert {one.step for one in seen} == {"source", "sink", "check"}
+    assert report.missing == 32
+    assert len(report.samples["missing"]) == 10
