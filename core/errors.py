@@ -398,6 +398,19 @@ class SparkJobFailed(DrainError):
     default_hint = "see Spark's log above; what was acknowledged stays removed, the rest is queued"
 
 
+class ExportTimedOut(ExportQueueError):
+    """What a transaction added was not acknowledged by the reader's sink in time."""
+
+    transient = True
+    default_hint = "wait longer (timeout), and see whether a drain of the reader runs: export-queue status"
+
+
+class NotExported(ExportQueueError):
+    """A part of what a transaction added will not reach the reader's sink."""
+
+    default_hint = "see the reader's dead letters: export-queue dead list QUEUE"
+
+
 MOST_TEXT = 10_000
 """Maximum number of characters that are kept of a foreign error."""
 

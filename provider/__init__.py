@@ -34,12 +34,14 @@ if TYPE_CHECKING:
         EntryRejected,
         ExporterError,
         ExportQueueError,
+        ExportTimedOut,
         HasSubscriptions,
         InvalidArgument,
         LayoutClosed,
         LeaseLost,
         LockError,
         LockNotAvailable,
+        NotExported,
         OptionsDiffer,
         OtherCluster,
         QueueBusy,
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
         RedisSink,
         Rejection,
         ScannableSink,
+        SearchableSink,
         Sink,
         SinkSpec,
         SqlSink,
@@ -161,6 +164,7 @@ __all__ = [
     "ErrorRow",
     "ErrorTable",
     "ExportQueueError",
+    "ExportTimedOut",
     "ExporterError",
     "Fate",
     "FencedSink",
@@ -179,6 +183,7 @@ __all__ = [
     "LockNotAvailable",
     "Mark",
     "MemorySink",
+    "NotExported",
     "Operations",
     "OptionsDiffer",
     "OtherCluster",
@@ -195,6 +200,7 @@ __all__ = [
     "Retry",
     "ScannableSink",
     "SchemaVersionError",
+    "SearchableSink",
     "SecretNotFound",
     "SegmentLost",
     "SegmentRefused",
@@ -259,8 +265,8 @@ _ROOMS = {
     "segments": "Candidates CompactionReport",
     "sinks": (
         "ApplyResult BoundSink Capabilities Claim ControlRecord Delete ElasticsearchSink ErrorRow ErrorTable Fate "
-        "FencedSink FloorRecord MemorySink Operations Put RedisSink Rejection ScannableSink Sink SinkSpec SqlSink "
-        "StoredRecords SweepableSink "
+        "FencedSink FloorRecord MemorySink Operations Put RedisSink Rejection ScannableSink SearchableSink "
+        "Sink SinkSpec SqlSink StoredRecords SweepableSink "
         "apply_batch check_owner raise_floor refuse_seqs register_store stale_rank"
     ),
     "spark": (

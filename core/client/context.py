@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from export_queue.core.client.catalogue import Catalogue
+from export_queue.core.drain import token_of
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import Queue
 from export_queue.core.segments import BulkWriter, OnDuplicate
@@ -40,6 +41,20 @@ class TransactionContext:
     def request(self) -> UUID:
         """Identifies the commit, for :meth:`Store.outcome`."""
         return self._transaction.request
+
+    @property
+    def token(self) -> str:
+        """A short text by which other processes wait for the export of what was added: :meth:`Store.wait_exported`.
+
+        It exists after the commit, fits into a header or a cookie (at most 500 characters) and holds no keys and no
+        values. If the transaction is bound to a connection, it exists after the block: the wait also waits for your
+        commit. To get it from :meth:`Store.run`, return the transaction from the function.
+
+        :raises InvalidArgument: the transaction has not committed yet.
+        :raises TransactionEnded: it was aborted.
+        :raises CommitOutcomeUnknown: it is not known whether it has committed.
+        """
+        return token_of(self._transaction)
 
     def table(self, name: str) -> Table:
         """Return a table. If it has not been configured, it is created with default options."""

@@ -20,7 +20,7 @@ from export_queue.core.callables import check_runs, checked, name_of, returned
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.client.context import FirstLoad, TransactionContext
 from export_queue.core.client.dead_letters import DeadLetters
-from export_queue.core.drain import KeyStory, why
+from export_queue.core.drain import ExportToken, KeyStory, is_exported, token_of_long, wait_exported, why
 from export_queue.core.errors import (
     AlreadyCommitted,
     ExportQueueError,
@@ -34,7 +34,7 @@ from export_queue.core.observers import Observer, ObserverFailure, Observers, Pr
 from export_queue.core.queue import Backlog, Discarded, Mark, Queue, QueuedEntry, Range, user_at_host
 from export_queue.core.retry import Retry
 from export_queue.core.segments import Candidates, CompactionReport, compact, delete_aborted, peek
-from export_queue.core.sinks import Sink, SinkSpec
+from export_queue.core.sinks import FencedSink, Sink, SinkSpec
 from export_queue.core.store import (
     DEFAULT_SCHEMA,
     Clock,
@@ -406,6 +406,55 @@ class Store:
             details = {"transaction": str(transaction), "left_to": left_to}
             queries.acts.record(work, queue_id="", act="forget", who=who or user_at_host(), selection=details)
             return True
+
+    def token(self, transaction: dict[str, Any]) -> str:
+        """Return the token of a long transaction for :meth:`wait_exported`, before or after its commit.
+
+        :param transaction: the result of :meth:`begin` or ``tx.to_json()``.
+        """
+        return token_of_long(self.id, Transaction.from_json(transaction))
+
+    def is_exported(self, token: str, reader: str) -> bool:
+        """Return whether the sink of a reader has acknowledged everything that a transaction added to its queue.
+
+        It reads the pending rows of a few buckets if the transaction added at most 32 keys; otherwise, and for a long
+        transaction, the primary keys of all pending rows of the reader.
+
+        :param token: ``tx.token``, or the result of :meth:`token`.
+        :param reader: a subscription, such as ``airports/search``, or a queue without subscriptions.
+        :raises NotExported: a part will not arrive: a dead letter, discarded entries, or a sink that lost data.
+        :raises TransactionEnded: the transaction was aborted or rolled back.
+        :raises InvalidArgument: the text is no token, or one of another store.
+        :raises HasSubscriptions: the queue has subscriptions; the error names them.
+        """
+        return is_exported(self.database, ExportToken.parse(token, store_id=self.id), reader).is_exported
+
+    def wait_exported(
+        self,
+        token: str,
+        reader: str,
+        *,
+        timeout: float = 30.0,
+        searchable: bool = False,
+        sink: SinkSpec | Sink | FencedSink | None = None,
+    ) -> None:
+        """Wait until the sink of a reader has acknowledged everything that a transaction added to its queue.
+
+        It waits for drains and starts none. Readers of the sink see the transaction afterwards, or something newer.
+
+        :param token: ``tx.token``, or the result of :meth:`token`.
+        :param reader: a subscription, such as ``airports/search``, or a queue without subscriptions.
+        :param timeout: maximum number of seconds to wait.
+        :param searchable: then refresh the indices, so that searches in Elasticsearch see it, too.
+        :param sink: with ``searchable``: the sink of the reader, as a description or open. An open one stays open.
+        :raises ExportTimedOut: the time is over; the error says what is pending.
+        :raises NotExported: a part will not arrive: a dead letter, discarded entries, or a sink that lost data.
+        :raises TransactionEnded: the transaction was aborted or rolled back.
+        :raises InvalidArgument: the text is no token, or one of another store; or ``sink`` is missing.
+        :raises SinkConfigurationError: the sink has no searches to refresh.
+        :raises HasSubscriptions: the queue has subscriptions; the error names them.
+        """
+        wait_exported(self, token, reader, timeout=timeout, searchable=searchable, sink=sink)
 
     def idempotency(self, idempotency_key: str) -> IdempotencyState:
         """Return whether a unit of work has taken effect, and its result."""

@@ -6,6 +6,8 @@ from export_queue.core.drain.claims import Terms, rounds
 from export_queue.core.drain.dead_letters import retry_dead_letters
 from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, Progress
+from export_queue.core.drain.export_wait import wait_exported
+from export_queue.core.drain.exported import Standing, is_exported
 from export_queue.core.drain.exporters import COPY, Entry, Exported, Exporter, load_exporter, opened_exporter
 from export_queue.core.drain.fenced import claim_units
 from export_queue.core.drain.follow import (
@@ -26,6 +28,7 @@ from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeRe
 from export_queue.core.drain.request import TASK_OPTIONS, DrainOptions, DrainRequest, described_options
 from export_queue.core.drain.sharing import share_out
 from export_queue.core.drain.tally import Tally
+from export_queue.core.drain.token import ExportToken, token_of, token_of_long
 from export_queue.core.drain.transient import DRAIN_RETRY
 from export_queue.core.drain.why import FinishedDrain, KeyStory, LastCommit, why
 
@@ -43,6 +46,7 @@ __all__ = [
     "Engine",
     "EngineOf",
     "Entry",
+    "ExportToken",
     "Exported",
     "Exporter",
     "FinishedDrain",
@@ -59,6 +63,7 @@ __all__ = [
     "RangeReport",
     "RoundOver",
     "StoreHandle",
+    "Standing",
     "Tally",
     "Terms",
     "ask_sink",
@@ -75,6 +80,7 @@ __all__ = [
     "follow_as_requested",
     "follower_options",
     "grouped",
+    "is_exported",
     "load_exporter",
     "opened_exporter",
     "readmit",
@@ -82,7 +88,10 @@ __all__ = [
     "rounds",
     "run_drain",
     "share_out",
+    "token_of",
+    "token_of_long",
     "total",
+    "wait_exported",
     "warn_of_closed",
     "why",
 ]

@@ -44,7 +44,7 @@ from export_queue.core.segments import (
     waiting_segments,
 )
 from export_queue.core.sinks import FencedSink, Sink
-from export_queue.core.store import Database
+from export_queue.core.store import Database, acknowledgements_of, identity_of
 from export_queue.core.transactions import Snapshot
 
 OnChunk = Callable[[Counts], None]
@@ -258,6 +258,7 @@ class _Pipeline:
         noted = call_again(self.request.retry, lambda: self._remove_once(at, applied, chunk))
         if self.tally is not None:
             self.tally.committed()
+        self.database.hints.tell(identity_of(self.database).store_id, [acknowledgements_of(self.queue.number)])
         # in this thread: no signal can interrupt it between the removal and the note
         self.noted |= noted
         self.counts[at][number] = applied.counts
@@ -274,6 +275,12 @@ class _Pipeline:
                     work, self.request.owner
                 )  # otherwise tasks that add dead letters at the same time would not see each other's
             now_ms = hold(work, self.parts[at].lease)
+            if dead:  # before the removal: a letter keeps what its row stands for
+                fresh = dead_letter(work, self.queue, dead)
+                # other tasks of this drain also create dead letters: only the store knows the sum
+                of_drain = DeadLetterFilter(drain_id=self.request.drain_id)
+                if count_dead_letters(work, self.queue, of_drain) > self.request.max_dead:
+                    raise too_many(self.request, f"{dead[-1].error_class}: {dead[-1].reason}")
             if chunk.rows:
                 first, last = entries.position(0), entries.position(len(entries) - 1)
                 removed = remove_span(work, self.queue, self.snapshot, first, last)
@@ -284,12 +291,6 @@ class _Pipeline:
                 key = (at, run.segment.transaction, run.segment.number)
                 noted[key], done = mark_done(work, self.queue, run, self.noted.get(key))
                 removed += done
-            if dead:
-                fresh = dead_letter(work, self.queue, dead)
-                # other tasks of this drain also create dead letters: only the store knows the sum
-                of_drain = DeadLetterFilter(drain_id=self.request.drain_id)
-                if count_dead_letters(work, self.queue, of_drain) > self.request.max_dead:
-                    raise too_many(self.request, f"{dead[-1].error_class}: {dead[-1].reason}")
             if self.tally is not None:
                 self.tally.add(work, newly_removed(applied.counts, removed=removed, dead=fresh), now_ms=now_ms)
         return noted

@@ -125,6 +125,7 @@ def dead_letter(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> int:
             }
             for letter in letters
         ],
+        coalesces=queue.coalesce is not None,
     )
 
 
@@ -197,8 +198,10 @@ def drop_dead_letters(work: Work, queue: Queue, which: DeadLetterFilter, *, who:
     if not who:
         raise InvalidArgument("who: expected a name for the audit, found nothing")
     letters = list_dead_letters(work, queue, which, limit=limit)
-    dropped = queries.dead_letters.delete_dead(work, queue.number, [letter.id for letter in letters])
-    _record(work, queue, "drop", who, dropped, which)
+    named = [letter.id for letter in letters]
+    seqs = queries.dead_letters.spreads(work, queue.number, named)
+    dropped = queries.dead_letters.delete_dead(work, queue.number, named)
+    _record(work, queue, "drop", who, dropped, which, seqs=seqs)
     return dropped
 
 
@@ -216,6 +219,16 @@ def check_limit(limit: int) -> None:
         raise InvalidArgument(f"limit: expected a whole number from 1, found {limit!r}")
 
 
-def _record(work: Work, queue: Queue, act: str, who: str, letters: int, which: DeadLetterFilter) -> None:
+def _record(
+    work: Work,
+    queue: Queue,
+    act: str,
+    who: str,
+    letters: int,
+    which: DeadLetterFilter,
+    *,
+    seqs: Sequence[tuple[int, int]] | None = None,
+) -> None:
     if letters:
-        queries.acts.record(work, queue_id=queue.id, act=act, who=who, letters=letters, selection=which.shown())
+        shown = which.shown()
+        queries.acts.record(work, queue_id=queue.id, act=act, who=who, letters=letters, selection=shown, seqs=seqs)

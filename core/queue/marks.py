@@ -124,6 +124,11 @@ def losses(work: Reading, queue_id: str) -> list[Mark]:
     return [_mark(row) for row in queries.acts.open_marks(work, LOSSES, queue_id=queue_id)]
 
 
+def described_act(row: Mapping[str, Any]) -> str:
+    """Describe a recorded act in one line."""
+    return _mark(row).line()
+
+
 def _mark(row: Mapping[str, Any]) -> Mark:
     details = json.loads(row["selection"])
     waited = details["entries"] if row["act"] == "unsubscribe" else 0

@@ -203,13 +203,15 @@ def give_up_file(work: Work, queue: Queue, file: str, *, who: str) -> int:
     :returns: the number of discarded entries.
     :raises InvalidArgument: no segment of the file is pending.
     """
+    seqs = queries.segments.spreads(work, queue.number, file)
     given_up = queries.segments.discard(work, queue.number, file)
     if not given_up:
         raise InvalidArgument(
             f"queue {queue.id!r}: no pending segment is in file {file}",
             hint="list the pending files: export-queue segments QUEUE",
         )
-    queries.acts.record(work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file})
+    of_file = {"file": file}
+    queries.acts.record(work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection=of_file, seqs=seqs)
     return given_up
 
 

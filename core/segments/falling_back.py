@@ -186,8 +186,9 @@ def _replace(
                 _note(work, queue, part)
             inputs += len(parts[one])
         if given_up:
+            seqs = [(one.lowest_seq, one.highest_seq) for one in outputs]
             queries.acts.record(
-                work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file}
+                work, queue_id=queue.id, act="give up", who=who, letters=given_up, selection={"file": file}, seqs=seqs
             )
     return FellBack(file=file, outputs=len(outputs), inputs=inputs, given_up=given_up)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from export_queue.core.errors import LeaseLost, StoreError
 from export_queue.core.locks import Lease, give_back, hold
@@ -55,16 +55,24 @@ def _publish(work: Work, merge: Merge, target: Queue, leases: Sequence[Lease], w
             raise layout_closed(f"queue {queue.id!r}")
     steps.hold_long(work.connection, merge.transaction, (), store_id=identity_of(work.database).store_id)
     now_ms = hold(work, *leases)
+    covered = queries.entries.lowest_covered(work, queue.number, queue.layout)
     for unit in written.units:
         if unit.first_row is not None and unit.last_row is not None:
             removed = remove_span(work, queue, merge.settled, unit.first_row, unit.last_row)
             # A dead letter that was retried meanwhile is a row again, with a settled sequence.
             if removed != unit.rows:
                 raise LeaseLost(f"{unit.plan.unit}: expected {unit.rows} rows under the lock, found {removed}")
-    queries.compactions.insert(work, queue.number, written.merged)
+    queries.compactions.insert(work, queue.number, [_covering(one, covered) for one in written.merged])
     if written.replaced:
         hidden = queries.compactions.hide(work, queue.number, written.replaced, now_ms=now_ms)
         if hidden != len(written.replaced):
             raise LeaseLost(f"queue {queue.id!r}: expected {len(written.replaced)} pending segments, found {hidden}")
     steps.end_long(work.connection, merge.transaction)
     give_back(work, leases)
+
+
+def _covering(one: queries.compactions.Merged, covered: int | None) -> queries.compactions.Merged:
+    """Let a merged segment stand for what the retried dead letters among its rows stand for."""
+    if covered is None or covered >= one.columns["lowest_seq"]:
+        return one
+    return replace(one, columns={**one.columns, "lowest_seq": covered})

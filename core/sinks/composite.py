@@ -17,6 +17,7 @@ from export_queue.core.sinks.protocol import (
     ContinuingSink,
     Rejection,
     ScannableSink,
+    SearchableSink,
     Sink,
     StoredRecords,
     SweepableSink,
@@ -150,6 +151,17 @@ class CompositeSink:
                     hint="add the methods of export_queue.ScannableSink to it, or verify the other parts alone",
                 )
         return [(name, part) for name, part in self._parts if isinstance(part, ScannableSink)]
+
+    def refresh(self) -> None:
+        """Refresh the parts that need it.
+
+        :raises SinkConfigurationError: no part has a method refresh.
+        """
+        searched = [sink for _, sink in self._parts if isinstance(sink, SearchableSink)]
+        if not searched:
+            raise SinkConfigurationError(f"sink {self}: no part has a method refresh", hint="omit searchable")
+        for sink in searched:
+            call_sink(sink, "refresh")
 
     def close(self) -> None:
         with contextlib.ExitStack() as closing:

@@ -11,7 +11,7 @@ from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.interruptions import raised_by_handler
 from export_queue.core.sinks.operations import Operations
 
-_METHODS = ("admit", "apply", "claim", "under", "continue_drain", "ddl", "run_ddl", "sweep", "close")
+_METHODS = ("admit", "apply", "claim", "under", "continue_drain", "ddl", "run_ddl", "sweep", "refresh", "close")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +216,18 @@ class ScannableSink(Protocol):
 
     def floor_of(self, target: str) -> int:
         """Return the floor of the target's sweeps, below which tombstones may be missing; 0 if it was never swept."""
+
+
+@runtime_checkable
+class SearchableSink(Sink, Protocol):
+    """A sink whose searches show a record only some time after ``apply`` has acknowledged it."""
+
+    def refresh(self) -> None:
+        """Let searches that begin afterwards see everything that was acknowledged before the call.
+
+        :raises SinkUnavailable: the sink does not answer. It may be asked again.
+        :raises SinkRefused: the sink does not allow it.
+        """
 
 
 def check_sink(sink: object) -> None:

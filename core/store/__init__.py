@@ -15,7 +15,7 @@ from export_queue.core.store.conflict_keys import (
 from export_queue.core.store.counters import Counters, Counts, Histogram
 from export_queue.core.store.creation import adopt, create, identity_of
 from export_queue.core.store.database import Database, Identity, Reading, Work
-from export_queue.core.store.hints import ALL_QUEUES
+from export_queue.core.store.hints import ALL_QUEUES, acknowledgements_of
 from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
 from export_queue.core.store.opening import DEFAULT_SCHEMA, open_database
 from export_queue.core.store.place import parse_place
@@ -74,6 +74,7 @@ __all__ = [
     "VersionKey",
     "Work",
     "Writes",
+    "acknowledgements_of",
     "added_to_subscription",
     "adopt",
     "back_up",

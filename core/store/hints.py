@@ -35,6 +35,14 @@ _ANSWER_SECONDS = 5.0
 log = logging.getLogger("export_queue.store")
 
 
+def acknowledgements_of(queue: int) -> int:
+    """Return the number whose hints say that a reader's sink has acknowledged entries, given the reader's number.
+
+    Followers of commits do not listen for these: they would wake themselves.
+    """
+    return -queue
+
+
 def pause(commits: int, waited: float, *, is_followed: bool) -> float:
     """Return how many seconds to wait after a hint for some commits, which were made while the last pause lasted."""
     if not is_followed:

@@ -187,6 +187,7 @@ queue = _table(
     # Whether it has subscriptions, which get its entries.
     sa.Column("fans_out", sa.Boolean, nullable=False, server_default=sa.text("false")),
     _text("first_load", nullable=True),  # of a subscription that came later: 'missing', 'made' or 'waived'
+    _id("first_load_seq", nullable=True),  # the sequence of the entries of the last first load that was made
     _text("coalesce", nullable=True),  # what a compaction does with several entries of a key
     # For commits: the readers of the queue to which they add.
     sa.Index("xq_queue_source", sa.text("coalesce(parent, number)")),
@@ -211,6 +212,14 @@ entry = _table(
     _bytes("key", primary_key=True),
     _id("seq", primary_key=True),
     _bytes("value", nullable=True),
+    # Of a retried dead letter that a compaction kept in place of older entries: their lowest possible sequence.
+    _id("covers", nullable=True),
+    sa.Index(
+        "xq_entry_covers",
+        "queue_number",
+        sqlite_where=sa.text("covers is not null"),
+        postgresql_where=sa.text("covers is not null"),
+    ),
 )
 # Long transactions that write files, from before the first file until all are deleted; used by clean-up.
 load = _table(
@@ -307,6 +316,8 @@ dead_letter = _table(
     _text("reason"),
     _text("drain_id"),
     _id("dead_since_ms"),
+    _id("covers", nullable=True),  # as in xq_entry: what it stands for does not arrive either
+    sa.Index("xq_dead_letter_seq", "queue_number", "seq"),
 )
 # Acts of people that may have cost a sink entries, and promises; those about the whole store have queue ''.
 dead_letter_audit = _table(
@@ -317,6 +328,7 @@ dead_letter_audit = _table(
     _text("who"),
     _id("letters"),  # how many entries
     _text("selection"),  # which, and further numbers, as JSON
+    _text("seqs", nullable=True),  # of discarded entries: between which sequences, as a JSON list of pairs
     _id("at_ms"),
     _id("cleared_ms", nullable=True),  # when a load or a promise made up for it; else null
     _text("cleared_by", nullable=True),

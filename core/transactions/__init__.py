@@ -9,7 +9,7 @@ from export_queue.core.transactions.reads import read_cell, read_cells, read_ver
 from export_queue.core.transactions.sessions import BoundSession
 from export_queue.core.transactions.snapshots import name_transactions, settled_snapshot, take_snapshot
 from export_queue.core.transactions.transaction import BEFORE_COMMIT, KnownKeys, OpenKind, OpenTransaction
-from export_queue.core.transactions.value import Level, Transaction
+from export_queue.core.transactions.value import Level, State, Transaction
 
 __all__ = [
     "BEFORE_COMMIT",
@@ -25,6 +25,7 @@ __all__ = [
     "OpenTransaction",
     "Participant",
     "Snapshot",
+    "State",
     "Transaction",
     "expire",
     "expire_if_due",

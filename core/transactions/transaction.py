@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 from uuid import UUID
@@ -68,6 +68,17 @@ STAGE_TRIES = 20
 """Attempts of a flush, if another process flushes the same rows at the same time."""
 
 OpenKind = Literal["read", "short", "long", "bound"]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit, as the process that made it knows it."""
+
+    id: int
+    """0 if there was nothing to commit."""
+    entries: Sequence[tuple[int, int, bytes, bytes | None]] | None
+    """What it added: number of the queue, the key's hash, key, value; None if others may have added more."""
+
 
 KnownKeys = Sequence[tuple[frozenset[str], Any]]
 """Files, and an array of the hashes of their keys."""
@@ -135,6 +146,8 @@ class OpenTransaction:
         self.known_keys: list[tuple[frozenset[str], Any]] = []
         """Files that this process has staged, and hashes of their keys."""
         self._is_resumed = False
+        self.committed: Committed | None = None
+        """None before the commit, and if it is not known whether it has taken effect."""
         self._process = os.getpid()
         self.after_abort: Callable[[float], None] | None = None
         """Called after an abort, to delete files outside of the store."""
@@ -195,6 +208,16 @@ class OpenTransaction:
     def _move(self, state: State) -> None:
         assert state in TRANSITIONS[self._state], f"{self._state} → {state}"
         self._state, self._is_open = state, state in OPEN
+
+    @property
+    def state(self) -> State:
+        """The state of the transaction, as this process knows it."""
+        return self._state
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether another process began the transaction."""
+        return self._is_resumed
 
     @property
     def value(self) -> Transaction:
@@ -500,6 +523,7 @@ class OpenTransaction:
                 number = self._id
                 self._forget()  # costs no flush to disk
                 self._move(State.COMMITTING)
+                self.committed = Committed(number or 0, ())
                 self._end(State.COMMITTED)
                 return number
             if self.kind == "long" and not self._is_resumed:
@@ -507,6 +531,7 @@ class OpenTransaction:
             call = self._call(result)
             self._move(State.COMMITTING)
             committed = self._send(call)
+            self.committed = Committed(committed, None if self.kind == "long" else call.writes.entries)
             self._end(State.COMMITTED)
         except BaseException as error:
             self.abort(error)
@@ -670,6 +695,7 @@ class OpenTransaction:
             return False
         if decided.status == "refused":
             return True
+        self.committed = Committed(decided.id or 0, None)
         self._end(State.COMMITTED)
         if reason is not None:
             reason.add_note(f"transaction {decided.id} had been sent before the interruption, and has committed")

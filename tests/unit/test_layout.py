@@ -113,7 +113,7 @@ def test_a_room_is_entered_by_its_door() -> None:
 
 SUBJECTS = {
     "client": "acts queues registrations reports segments",
-    "drain": "acts layouts monitoring queues readers reports versions",
+    "drain": "acts exports layouts monitoring outcomes queues readers registrations reports versions",
     "locks": "locks segments",
     "maintenance": "acts cleanup locks monitoring outcomes readers registrations reports versions",
     "observers": "notifications",

@@ -22,13 +22,13 @@ NAMES = """
     DeadLetter DeadLetterFilter Delete DrainJob DrainReport
     ElasticsearchSink Entry ErrorRow ErrorTable Fate FencedSink FirstLoad FloorRecord KeyStory Level Limits LoadReport
     Mark MemorySink Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry
-    ScannableSink Sink SinkSpec SqlSink Store StoredRecords StoreSpec Submitter SweepableSink Transaction
+    ScannableSink SearchableSink Sink SinkSpec SqlSink Store StoredRecords StoreSpec Submitter SweepableSink Transaction
     TransactionContext WaitingRows __version__ apply_batch
     Content FunctionSource Source VerifyReport verify
     bucket bucket_column check_owner compact_job drain drain_job follow raise_floor readmit refuse_seqs
     register_data_source register_store stale_rank write_transactional
 
-    ExportQueueError
+    ExportQueueError ExportTimedOut NotExported
     ConfigurationError CodecError ColumnNotObserved EntriesWait HasSubscriptions InvalidArgument
     OptionsDiffer
     SecretNotFound SinkBindingError SinkConfigurationError UnknownQueue
@@ -53,6 +53,7 @@ PROTOCOLS = (
     export_queue.SweepableSink,
     export_queue.ScannableSink,
     export_queue.Source,
+    export_queue.SearchableSink,
     export_queue.BoundSink,
     export_queue.Participant,
     ContinuingSink,

@@ -189,6 +189,14 @@ class ElasticsearchSink:
             return None if found is None else next(iter(found))
         raise SinkConfigurationError(f"{alias!r} of {self} is an alias of {len(found)} indices: expected one")
 
+    def refresh(self) -> None:
+        """Refresh the indices of the template that were written to."""
+        known = self._floor.whole_record().known
+        for alias in sorted(alias for alias in known if indices.may_name(self._template, alias)):
+            status, answer = self._connection.ask("POST", f"/{alias}/_refresh")
+            if status not in (200, 404):  # an index that was removed shows nothing
+                raise whole(status, answer).explain(f"{self}, {alias}")
+
     def create(self, collection: str) -> None:
         """Create the index of a collection, and its alias, if they are missing."""
         self._prepare(self._alias(collection))

@@ -5,6 +5,7 @@ from export_queue.core.store.queries import cleanup as cleanup
 from export_queue.core.store.queries import compactions as compactions
 from export_queue.core.store.queries import dead_letters as dead_letters
 from export_queue.core.store.queries import entries as entries
+from export_queue.core.store.queries import exports as exports
 from export_queue.core.store.queries import layouts as layouts
 from export_queue.core.store.queries import locks as locks
 from export_queue.core.store.queries import monitoring as monitoring

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -13,19 +13,49 @@ from export_queue.core.store.schema import dead_letter_audit as a
 
 Selection = Mapping[str, Any]
 """Which entries an act concerned, and further numbers."""
+Spread = tuple[int, int]
+"""Two sequences, both included."""
+_SPREADS = 1000
+"""Maximum number of spreads that are recorded of one act."""
 
 
 def record(
-    work: Work, *, queue_id: str, act: str, who: str, letters: int = 0, selection: Selection, number: int | None = None
+    work: Work,
+    *,
+    queue_id: str,
+    act: str,
+    who: str,
+    letters: int = 0,
+    selection: Selection,
+    number: int | None = None,
+    seqs: Sequence[Spread] | None = None,
 ) -> None:
     """Record an act and its actor.
 
     :param letters: how many entries it concerned.
     :param number: the record's number, if the caller has drawn it.
+    :param seqs: of discarded entries: between which sequences they were.
     """
     row = {"id": work.draw() if number is None else number, "queue": queue_id, "act": act, "who": who}
     row |= {"letters": letters, "selection": orjson.dumps(selection).decode(), "at_ms": work.now()}
+    row["seqs"] = None if seqs is None else orjson.dumps(_joined(seqs)).decode()
     work.connection.execute(a.insert().values(row))
+
+
+def _joined(seqs: Sequence[Spread]) -> list[Spread]:
+    """Join spreads that overlap; if too many are left, join all."""
+    found: list[Spread] = []
+    for low, high in sorted(seqs):
+        if found and low <= found[-1][1]:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found if len(found) <= _SPREADS else [(found[0][0], max(high for _, high in found))]
+
+
+def since(work: Reading, queue_id: str, acts: Collection[str], number: int) -> list[Mapping[str, Any]]:
+    """Read the acts of some kinds on a queue after an id, cleared or not, oldest first."""
+    return work.rows(sa.select(a).where(a.c.queue == queue_id, a.c.act.in_(acts), a.c.id > number).order_by(a.c.id))
 
 
 def select(work: Reading, queue_id: str, *, limit: int) -> list[Mapping[str, Any]]:

@@ -8,8 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.schema import compacted as c
 from export_queue.core.store.schema import dead_letter as d
 from export_queue.core.store.schema import entry as e
+from export_queue.core.store.schema import segment as g
 
 _BLOCK = 300
 """Letters that one statement names: 2 parameters each, well below SQLite's limit."""
@@ -17,12 +19,16 @@ _BLOCK = 300
 Selection = Mapping[str, Any]
 """Values of columns that a selected letter has."""
 
+_POSITION = ("queue_number", "layout", "bucket", "key", "seq")
 _order = sa.tuple_(d.c.seq, d.c.key)
 _everything_but_the_value = [column for column in d.c if column.name != "value"]
 
 
-def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Store entries as dead letters and return how many are new; an existing letter keeps its first reason."""
+def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]], *, coalesces: bool) -> int:
+    """Store entries as dead letters and return how many are new; an existing letter keeps its first reason.
+
+    :param coalesces: whether a compaction may have kept these entries in place of older ones.
+    """
     if not rows:
         return 0
     number = rows[0]["queue_number"]
@@ -31,10 +37,45 @@ def insert_dead(work: Work, rows: Sequence[Mapping[str, Any]]) -> int:
         stored = sa.select(d.c.seq, d.c.key).where(d.c.queue_number == number, _order.in_(block))
         known |= {(seq, bytes(key)) for seq, key in work.connection.execute(stored)}
     now = work.now()
-    fresh = [dict(row, dead_since_ms=now) for row in rows if (row["seq"], row["key"]) not in known]
+    fresh = [
+        dict(row, dead_since_ms=now, covers=_covers_of(work, row) if coalesces else None)
+        for row in rows
+        if (row["seq"], row["key"]) not in known
+    ]
     if fresh:
         work.connection.execute(d.insert(), fresh)
     return len(fresh)
+
+
+def _covers_of(work: Work, row: Mapping[str, Any]) -> int | None:
+    """Find the lowest sequence that an entry may stand for, if it comes from the files of a compaction."""
+    merged = c.join(g, sa.and_(g.c.transaction_id == c.c.transaction_id, g.c.number == c.c.number))
+    seq, bucket = row["seq"], row["bucket"]
+    lowest = sa.select(sa.func.min(g.c.lowest_seq)).select_from(merged)
+    found = work.connection.scalar(
+        lowest.where(
+            c.c.queue_number == row["queue_number"],
+            g.c.layout == row["layout"],
+            g.c.first_bucket <= bucket,
+            g.c.end_bucket > bucket,
+            g.c.lowest_seq < seq,
+            g.c.highest_seq >= seq,
+        )
+    )
+    again = sa.select(e.c.covers).where(*(e.c[name] == row[name] for name in _POSITION))
+    retried = work.connection.scalar(again)
+    return min((one for one in (found, retried) if one is not None), default=None)
+
+
+def spreads(work: Reading, queue: int, letters: Sequence[tuple[int, bytes]]) -> list[tuple[int, int]]:
+    """Read between which sequences the entries are for which dead letters stand."""
+    return [
+        (int(covers or seq), int(seq))
+        for block in _blocks(letters)
+        for seq, covers in work.connection.execute(
+            sa.select(d.c.seq, d.c.covers).where(d.c.queue_number == queue, _order.in_(block))
+        )
+    ]
 
 
 def select_dead(

@@ -117,6 +117,13 @@ def count_by_unit(
     return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in found]
 
 
+def lowest_covered(work: Reading, queue: int, layout: int) -> int | None:
+    """Read the lowest sequence for which retried dead letters may stand; None if there are none."""
+    covered = sa.select(sa.func.min(e.c.covers)).where(_of(queue, layout), e.c.covers.is_not(None))
+    found: int | None = work.connection.scalar(covered)
+    return found
+
+
 def every_nth_key(work: Reading, queue: int, layout: int, snapshot: Snapshot, *, bucket: int, step: int) -> list[bytes]:
     """Read the keys of a bucket's visible entries number ``step``, ``2 * step`` and so on."""
     number = sa.func.row_number().over(order_by=(e.c.key, e.c.seq))

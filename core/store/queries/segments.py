@@ -256,6 +256,13 @@ def count_by_queue(work: Reading) -> dict[int, tuple[int, int]]:
     return {int(queue): (int(number), int(seq)) for queue, number, seq in work.connection.execute(statement)}
 
 
+def spreads(work: Reading, queue: int, file: str) -> list[tuple[int, int]]:
+    """Read between which sequences a reader's pending entries in a file are."""
+    statement = sa.select(g.c.lowest_seq, g.c.highest_seq).select_from(_read)
+    found = work.connection.execute(statement.where(r.c.queue_number == queue, g.c.file == file))
+    return [(int(lowest), int(highest)) for lowest, highest in found]
+
+
 def discard(work: Work, queue: int, file: str) -> int:
     """Discard a reader's pending entries in a file, and return their number."""
     of_file = (r.c.queue_number == queue, g.c.file == file)

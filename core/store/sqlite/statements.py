@@ -157,7 +157,9 @@ MAY_REPEAT_KEYS = """
       or exists (select 1 from xq_staged_entry where id = :id and queue_number in (
         select queue_number from xq_segment where transaction_id = :id)))
 """
-MAKE_FIRST_LOAD = "update xq_queue set first_load = 'made' where number = ? and first_load in ('missing', 'waived')"
+MAKE_FIRST_LOAD = """
+    update xq_queue set first_load = 'made', first_load_seq = ?
+    where number = ? and first_load in ('missing', 'waived')"""
 CLOSED_LAYOUT = """
     select q.id from xq_segment g join xq_queue q on q.number = g.queue_number
     where g.transaction_id = :id and g.layout <> q.layout and not exists (

@@ -278,7 +278,7 @@ class SqliteSteps(TransactionSteps):
     def _publish_staged(self, raw: sqlite3.Connection, transaction: int, load: int | None) -> None:
         """Give entries that were staged for queues with subscriptions to their current readers."""
         if load is not None:
-            if raw.execute(sql.MAKE_FIRST_LOAD, (load,)).rowcount == 0:
+            if raw.execute(sql.MAKE_FIRST_LOAD, (transaction, load)).rowcount == 0:
                 _require_subscription(raw, load)
                 raise first_load_not_missing()
         elif raw.execute(sql.STAGED_FOR_READERS, (transaction,)).fetchone() is not None:

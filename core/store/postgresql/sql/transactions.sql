@@ -432,7 +432,8 @@ begin
     if load is null then
       perform {s}.xq_publish_staged_v1(tx, queues);
     else
-      update {s}.xq_queue q set first_load = 'made' where q.number = load and q.first_load in ('missing', 'waived');
+      update {s}.xq_queue q set first_load = 'made', first_load_seq = tx
+        where q.number = load and q.first_load in ('missing', 'waived');
       if not found then
         perform {s}.xq_require_store_v1(store, array[load], '{}', load);  -- it may be removed
         raise exception using errcode = 'XQ011', message = 'the first load is not missing';

@@ -1,0 +1,239 @@
+"""Whether a reader's sink has acknowledged everything that a transaction added, and waiting for it.
+
+A drain removes an entry after the sink acknowledged it (I7). So a transaction is exported when nothing of it is left:
+no row, no file that may hold one of its entries, and no dead letter. A compaction with ``coalesce="latest"`` drops an
+entry in favour of a newer one of its key. The file that it writes, and a dead letter or a retried row that comes from
+that file, count as entries of all transactions between the lowest sequence that was merged and their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from export_queue.core.drain.token import ExportToken
+from export_queue.core.errors import CommitOutcomeUnknown, NotExported, TransactionEnded, clock_of
+from export_queue.core.locks import holders, holders_named
+from export_queue.core.queue import (
+    KEPT,
+    LOSSES,
+    Queue,
+    Range,
+    described_act,
+    find_reader,
+    hash_of,
+    in_all_layouts,
+    remedy,
+)
+from export_queue.core.store import Database, Reading, queries, removed_subscription
+from export_queue.core.transactions import take_snapshot
+
+_READS = 5
+"""Maximum number of reads of a queue whose layout changes meanwhile. Each repetition needs another change."""
+
+Left = queries.exports.Left
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a reader has acknowledged of a transaction."""
+
+    is_exported: bool
+    awaits: str = ""
+    """What has to happen first, for people."""
+    left: Left | None = None
+    """Something that is left of it."""
+    is_narrow: bool = True
+    """Whether a look reads a few buckets only."""
+
+
+_EXPORTED = Standing(is_exported=True)
+
+
+def is_exported(database: Database, token: ExportToken, reader_id: str, *, since: Standing | None = None) -> Standing:
+    """Look once whether a reader's sink has acknowledged everything that a transaction added.
+
+    After a yes, a compaction may lead to a no again until its file is drained.
+
+    Cost: four statements, of which one reads the pending rows of the buckets of the transaction's keys, if it added at
+    most 32, and the catalogue of the reader's pending files. If the keys are not known, as of a long transaction, it
+    reads the primary keys of the reader's pending rows up to the first one of the transaction: a wait reads them once,
+    and once again at its end.
+
+    :param token: the transaction.
+    :param reader_id: a subscription, or a queue without subscriptions.
+    :param since: the result of an earlier look, where this one continues.
+    :raises NotExported: a part will not arrive: dead letters, discarded entries, a sink that lost data.
+    :raises TransactionEnded: the transaction was aborted or rolled back.
+    :raises CommitOutcomeUnknown: the store has forgotten whether it has committed.
+    :raises UnknownQueue: the store has no such queue.
+    :raises HasSubscriptions: the queue has subscriptions; the error names them.
+    """
+    with database.read() as work:
+        reader = find_reader(work, reader_id)
+    if token.is_empty or (token.added is not None and reader.source_number not in token.added):
+        return _EXPORTED
+    if token.request is not None and (awaits := _missing_commit(database, token)):
+        return Standing(False, awaits)
+    hashes = None if token.added is None else token.added[reader.source_number]
+    search = _Search(database, reader, hashes)
+    found = search.find(token.seq, after=None if since is None or hashes else since.left)
+    if not found.is_exported:
+        return found
+    with database.read() as work:
+        lost = queries.acts.since(work, reader.id, LOSSES, token.seq)
+    return search.find_in_load(token.seq, lost) or found
+
+
+def _missing_commit(database: Database, token: ExportToken) -> str:
+    """Describe the commit that is missing; return nothing if the transaction has committed.
+
+    :raises TransactionEnded: it never will.
+    """
+    name = f"transaction {token.seq} of {clock_of(token.seq)}"
+    with database.read() as work:
+        if queries.exports.committed_as(work, token.request) is not None:
+            return ""
+        is_over = queries.exports.is_refused(work, token.request)
+    snapshot = take_snapshot(database)
+    with database.read() as work:
+        if queries.exports.committed_as(work, token.request) is not None:
+            return ""
+        is_over = is_over or token.seq in queries.registrations.invalid_ids(work)
+        in_progress = token.seq > snapshot.read_pointer or snapshot.excludes(token.seq)
+        if in_progress and not is_over:
+            whose = "its user's SQL transaction has not" if token.is_bound else "it has not"
+            return f"the commit of {name}: {whose} committed yet"
+        assert token.request is not None
+        if not is_over and queries.outcomes.may_be_forgotten(work, token.request):
+            raise CommitOutcomeUnknown(
+                f"{name}: the store does not know any more whether it has committed",
+                hint="clean-up forgets outcomes after a day; `export-queue maintain --keep-outcomes` says when",
+            )
+    raise TransactionEnded(f"{name} has ended without a commit, and has added nothing", hint="run it again")
+
+
+@dataclass(slots=True)
+class _Search:
+    """The search for what a reader has not acknowledged."""
+
+    database: Database
+    reader: Queue
+    hashes: Sequence[int] | None
+    """Hashes of the keys that the transaction added; None if they are not known."""
+
+    def find(self, seq: int, *, after: Left | None = None) -> Standing:
+        """Find something that is left of a transaction.
+
+        :param after: what an earlier search found; rows before it need not be searched again.
+        :raises NotExported: there is a dead letter.
+        """
+        start = (after.layout, after.bucket) if after is not None and after.kind == "row" else (0, 0)
+        letters, left = self._read(seq, start)
+        if letters:
+            raise self._dead(letters[0], seq)
+        if not left and start > (0, 0):  # a dead letter may have been retried before that position
+            return self.find(seq)
+        if not left:
+            return _EXPORTED
+        what = "an entry in a row" if left[0].kind == "row" else "a file of bulk entries"
+        awaits = f"a drain of {self.reader.id}: {what} of unit {self._unit(left[0])} is pending"
+        return Standing(False, awaits, left[0], is_narrow=self.hashes is not None)
+
+    def _read(self, seq: int, start: tuple[int, int]) -> tuple[list[Left], list[Left]]:
+        for _ in range(_READS):
+            with self.database.read() as work:
+                within = self._buckets(work)
+                layout, found = queries.exports.left_of(work, self.reader.number, seq, within=within, after=start)
+                if layout == self.reader.layout:
+                    break
+                self.reader = self._again(work)
+        found = [one for one in found if one.kind == "file" or self._concerns(one.key)]
+        return [one for one in found if one.kind == "dead letter"], [one for one in found if one.kind != "dead letter"]
+
+    def _again(self, work: Reading) -> Queue:
+        reader = find_reader(work, self.reader.id)
+        if reader.number != self.reader.number:
+            raise removed_subscription(f"subscription {self.reader.id!r}")
+        return reader
+
+    def _buckets(self, work: Reading) -> Mapping[int, set[int]] | None:
+        """Find the buckets of the keys in all layouts, since retries and fall-backs open closed ones again."""
+        if self.hashes is None:
+            return None
+        layouts = in_all_layouts(work, self.reader).layouts()
+        return {layout.number: {one % layout.buckets for one in self.hashes} for layout in layouts}
+
+    def _concerns(self, key: bytes) -> bool:
+        return self.hashes is None or hash_of(key) in self.hashes
+
+    def _unit(self, left: Left) -> Range:
+        with self.database.read() as work:
+            layouts = {one.number: one for one in in_all_layouts(work, self.reader).layouts()}
+        return layouts[left.layout].unit_of(left.bucket)
+
+    def _dead(self, letter: Left, seq: int) -> NotExported:
+        with self.database.read() as work:
+            error_class, reason, drain_id = queries.exports.reason_of(work, self.reader.number, letter)
+        what = "an entry of it" if letter.seq == seq else "a newer entry that may stand for one of it"
+        said = f": {error_class}: {reason} (drain {drain_id})" if error_class else ""
+        return NotExported(
+            f"transaction {seq} of {clock_of(seq)}: {what} is a dead letter of {self.reader.id}, "
+            f"key {letter.key[:60]!r}{said}",
+            hint=f"mend the exporter, the sink or the data, then retry it: export-queue dead retry {self.reader.id}",
+        )
+
+    def find_in_load(self, seq: int, lost: Sequence[Mapping[str, Any]]) -> Standing | None:
+        """Find out whether the sink has what the reader itself does not deliver; None if it has.
+
+        A subscription that began after the transaction, and one whose sink lost data since, gets it by a first load.
+
+        :param lost: the acts since the transaction after which the sink lacks something.
+        """
+        reader = self.reader
+        for act in lost:
+            if act["seqs"] and any(low <= seq <= high for low, high in json.loads(act["seqs"])):
+                raise self._not_exported(seq, f"an entry of it may be among these: {described_act(act)}")
+        emptied = [act for act in lost if act["act"] in KEPT and act["cleared_by"] in (None, "first load")]
+        is_younger = reader.first_load is not None and seq < reader.number
+        if not emptied and not is_younger:
+            return None
+        if reader.parent is None:
+            raise self._not_exported(seq, described_act(emptied[-1]))
+        if reader.first_load == "missing":
+            return Standing(False, f"the first load of {reader.id}, which began after the transaction or lost its data")
+        if reader.first_load == "waived":
+            if not is_younger:
+                return None
+            raise self._not_exported(seq, "the subscription began after the transaction, and needs no first load")
+        with self.database.read() as work:
+            load = queries.exports.first_load_seq(work, reader.number)
+        if load is None or load == seq:
+            return None
+        found = self.find(load)
+        return None if found.is_exported else found
+
+    def _not_exported(self, seq: int, why: str) -> NotExported:
+        reader = self.reader.id
+        return NotExported(f"transaction {seq} of {clock_of(seq)}: {reader} lacks it: {why}", hint=remedy(reader))
+
+
+def explained(database: Database, token: ExportToken, reader_id: str, standing: Standing) -> tuple[str, str]:
+    """Describe what is still left of a transaction: how much, where, since when, who works there; and a hint."""
+    if standing.left is None:
+        return standing.awaits, ""
+    with database.read() as work:
+        reader = find_reader(work, reader_id)
+        hashes = None if token.added is None else token.added.get(reader.source_number)
+        search = _Search(database, reader, hashes)
+        rows, files = queries.exports.count_left(work, reader.number, token.seq, within=search._buckets(work))
+        unit = search._unit(standing.left)
+        units = [unit] if unit.layout in {one.number for one in reader.layouts()} else []
+        held = holders_named(work, reader, units) if holders(work, reader, units) else ""
+    counted = f"{rows} entries in rows" + (f" and {files} files that may hold some of it" if files else "")
+    text = f"{counted} are pending, the first in unit {unit}, since {clock_of(token.seq)}; "
+    text += f"held: {held}" if held else "no drain works there"
+    sink = reader.sink or "SINK"
+    return text, f"drain it, or see why its drain does not: export-queue drain {reader.id} {sink}"

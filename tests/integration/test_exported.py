@@ -1,0 +1,434 @@
+"""Waiting for exports: what is acknowledged, what is not yet, and what never will be (I6, I7)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from tests.support import bulk
+
+from export_queue import (
+    Candidates,
+    ExportTimedOut,
+    HasSubscriptions,
+    InvalidArgument,
+    MemorySink,
+    NotExported,
+    Put,
+    SinkConfigurationError,
+    Store,
+    TransactionEnded,
+    UnknownQueue,
+    drain,
+)
+
+FEW = Candidates(least=2)
+
+
+@pytest.fixture
+def orders(store: Store, tmp_path: Path) -> Store:
+    """A store with a small queue ``orders``, whose files are in a folder of the test's."""
+    store.database.segments = str(tmp_path / "segments")
+    store.configure_queue("orders", buckets=20, buckets_per_range=5)
+    return store
+
+
+@pytest.fixture
+def latest(store: Store, tmp_path: Path) -> Store:
+    """The same with a queue whose compactions keep the latest entry of each key."""
+    store.database.segments = str(tmp_path / "segments")
+    store.configure_queue("orders", buckets=20, buckets_per_range=5, coalesce="latest")
+    return store
+
+
+def put(store: Store, *keys: str, value: Any = 1, queue: str = "orders") -> str:
+    """Commit entries in one transaction; returns its token."""
+    with store.transaction() as tx:
+        for key in keys:
+            tx.queue(queue).add(key, value)
+    return tx.token
+
+
+def load(store: Store, *keys: str, value: bytes = b"1") -> str:
+    """Commit entries in files; returns the token."""
+    with store.transaction(long=True) as tx:
+        bulk.add(tx, store, dict.fromkeys(keys, value))
+    return tx.token
+
+
+def deliver(
+    store: Store, sink: MemorySink | None = None, queue: str = "orders", refuse: bool = False, **options: Any
+) -> None:
+    """Drain a queue, by default into a sink of the test's.
+
+    :param refuse: let the exporter refuse everything.
+    """
+    if sink is None:
+        sink = vars(store).setdefault("sinks", {}).setdefault(queue, MemorySink())
+    picky.refuses = refuse  # type: ignore[attr-defined]
+    drain(store, queue, sink, sink_name="sink", exporter=picky, **options)
+
+
+def picky(entry: Any) -> list[Put]:
+    if picky.refuses:  # type: ignore[attr-defined]
+        raise ValueError("not this one")
+    return [Put("orders", entry.key, {"value": entry.value})]
+
+
+def compact(store: Store) -> None:
+    assert store.compact("orders", wanted=FEW).written
+
+
+# --- what is acknowledged ---------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_is_exported_when_all_its_entries_are_drained(orders: Store) -> None:
+    token = put(orders, "anna", "berta", "carl")
+    assert not orders.is_exported(token, "orders")
+    for unit in orders.waiting_ranges("orders"):
+        assert not orders.is_exported(token, "orders")
+        deliver(orders, ranges=[unit])
+    assert orders.is_exported(token, "orders")
+    orders.wait_exported(token, "orders", timeout=0)
+
+
+def test_later_entries_of_the_same_keys_are_not_waited_for(orders: Store) -> None:
+    token = put(orders, "anna")
+    deliver(orders)
+    put(orders, "anna", value=2)
+    assert orders.is_exported(token, "orders")
+
+
+def test_many_keys_are_waited_for_as_few_are(orders: Store) -> None:
+    token = put(orders, *(f"key-{i}" for i in range(200)))
+    assert len(token) < 100
+    units = orders.waiting_ranges("orders")
+    for unit in units:
+        assert not orders.is_exported(token, "orders")
+        deliver(orders, ranges=[unit])
+    assert orders.is_exported(token, "orders")
+
+
+def test_a_token_fits_into_a_cookie_and_holds_no_key(orders: Store) -> None:
+    token = put(orders, *(f"secret-{i}" for i in range(32)))
+    assert len(token) <= 500
+    assert token.isascii()
+    assert all(letter.isalnum() or letter in "-_" for letter in token)
+    assert "secret" not in token
+
+
+def test_files_are_waited_for(orders: Store) -> None:
+    token = load(orders, "anna", "berta")
+    assert not orders.is_exported(token, "orders")
+    deliver(orders)
+    assert orders.is_exported(token, "orders")
+
+
+def test_a_long_transaction_is_waited_for_by_its_value(orders: Store) -> None:
+    value = orders.begin()
+    token = orders.token(value)
+    assert not orders.is_exported(token, "orders")
+    with orders.resume(value) as tx:
+        tx.queue("orders").add("anna", 1)
+        with pytest.raises(InvalidArgument, match="not committed yet"):
+            _ = tx.token
+    with pytest.raises(InvalidArgument, match=r"store\.token"):
+        _ = tx.token
+    deliver(orders)
+    assert not orders.is_exported(token, "orders")
+    orders.commit(value)
+    assert not orders.is_exported(token, "orders")
+    deliver(orders)
+    assert orders.is_exported(token, "orders")
+
+
+def test_an_aborted_transaction_is_refused(orders: Store) -> None:
+    value = orders.begin()
+    token = orders.token(value)
+    orders.abort(value)
+    with pytest.raises(TransactionEnded, match="ended without a commit"):
+        orders.is_exported(token, "orders")
+    with pytest.raises(RuntimeError), orders.transaction() as tx:
+        tx.queue("orders").add("anna", 1)
+        raise RuntimeError
+    with pytest.raises(TransactionEnded, match="aborted"):
+        _ = tx.token
+
+
+def test_a_bound_transaction_is_waited_for_until_its_user_commits(
+    orders: Store, store_url: str, open_store: Callable[[], Store]
+) -> None:
+    engine = sa.create_engine(store_url)
+    with open_store() as other, engine.connect() as connection:
+        with connection.begin():
+            with orders.transaction(connection=connection) as tx:
+                tx.queue("orders").add("anna", 1)
+                with pytest.raises(InvalidArgument, match="not committed yet"):
+                    _ = tx.token
+            assert not other.is_exported(tx.token, "orders")
+        assert not other.is_exported(tx.token, "orders")
+        deliver(orders)
+        assert other.is_exported(tx.token, "orders")
+        with connection.begin() as open_transaction:
+            with orders.transaction(connection=connection) as undone:
+                undone.queue("orders").add("carl", 1)
+            assert not other.is_exported(undone.token, "orders")
+            open_transaction.rollback()
+        put(orders, "dora")
+        with pytest.raises(TransactionEnded, match="ended without a commit"):
+            other.is_exported(undone.token, "orders")
+    engine.dispose()
+
+
+def test_a_transaction_that_added_nothing_is_exported(orders: Store) -> None:
+    put(orders, "anna")
+    with orders.transaction(read_only=True) as reading:
+        reading.table("totals").get("anna", "n")
+    with orders.transaction() as writing:
+        writing.table("totals").set("anna", "n", b"1")
+    orders.configure_queue("other")
+    elsewhere = put(orders, "anna", queue="other")
+    for token in (reading.token, writing.token, elsewhere):
+        assert orders.is_exported(token, "orders")
+    assert not orders.is_exported(elsewhere, "other")
+
+
+def test_the_transaction_that_a_function_returns_has_a_token(orders: Store) -> None:
+    def write(tx: Any) -> Any:
+        tx.queue("orders").add("anna", 1)
+        return tx
+
+    token = orders.run(write).token
+    assert not orders.is_exported(token, "orders")
+    deliver(orders)
+    assert orders.is_exported(token, "orders")
+
+
+# --- what a compaction, a move and a retry do to it -------------------------------------------------------------------
+
+
+def test_entries_that_a_compaction_merged_are_waited_for(orders: Store) -> None:
+    tokens = [put(orders, "anna"), load(orders, "anna"), load(orders, "anna", "berta"), put(orders, "anna")]
+    compact(orders)
+    assert not any(orders.is_exported(token, "orders") for token in tokens[:3])
+    deliver(orders)
+    assert all(orders.is_exported(token, "orders") for token in tokens)
+
+
+def test_a_superseded_entry_is_exported_with_the_newer_one(latest: Store) -> None:
+    first = put(latest, "anna")
+    load(latest, "anna", value=b"2")
+    load(latest, "anna", value=b"3")
+    compact(latest)
+    assert not latest.is_exported(first, "orders")
+    sink = MemorySink()
+    deliver(latest, sink)
+    assert latest.is_exported(first, "orders")
+
+
+def test_a_dead_newer_entry_stands_for_those_that_it_superseded(latest: Store) -> None:
+    first = put(latest, "anna")
+    load(latest, "anna", value=b"2")
+    load(latest, "anna", value=b"3")
+    compact(latest)
+    deliver(latest, refuse=True)
+    with pytest.raises(NotExported, match="newer entry that may stand for one"):
+        latest.is_exported(first, "orders")
+    assert latest.dead_letters.retry("orders") == 1
+    assert not latest.is_exported(first, "orders")
+    deliver(latest, refuse=True)
+    with pytest.raises(NotExported, match="newer entry"):
+        latest.is_exported(first, "orders")
+    assert latest.dead_letters.retry("orders") == 1
+    load(latest, "anna", value=b"4")
+    load(latest, "anna", value=b"5")
+    compact(latest)  # takes the retried row
+    assert not latest.is_exported(first, "orders")
+    deliver(latest)
+    assert latest.is_exported(first, "orders")
+
+
+def test_entries_that_were_moved_to_another_layout_are_waited_for(orders: Store) -> None:
+    tokens = [put(orders, "anna", "berta"), load(orders, "anna", "carl")]
+    orders.alter_queue("orders", buckets=40, buckets_per_range=5, guard="seq")
+    assert not any(orders.is_exported(token, "orders") for token in tokens)
+    orders.compact("orders", older_layouts=True)
+    assert not any(orders.is_exported(token, "orders") for token in tokens)
+    deliver(orders)
+    assert all(orders.is_exported(token, "orders") for token in tokens)
+
+
+def test_a_dead_letter_ends_the_wait_with_its_reason(orders: Store) -> None:
+    token = put(orders, "anna")
+    other = put(orders, "berta")
+    deliver(orders, refuse=True, ranges=[next(iter(orders.waiting_ranges("orders")))])
+    deliver(orders)
+    dead, fine = (token, other) if orders.dead_letters.list("orders")[0].key == "anna" else (other, token)
+    with pytest.raises(NotExported, match="ValueError: not this one") as told:
+        orders.wait_exported(dead, "orders", timeout=600)
+    assert not told.value.transient
+    assert "dead retry orders" in told.value.hint
+    assert orders.is_exported(fine, "orders")
+    orders.dead_letters.retry("orders")
+    assert not orders.is_exported(dead, "orders")
+    deliver(orders)
+    assert orders.is_exported(dead, "orders")
+
+
+def test_dropped_dead_letters_are_not_taken_for_exported(orders: Store) -> None:
+    before = put(orders, "anna")
+    deliver(orders)
+    dropped = put(orders, "anna")
+    deliver(orders, refuse=True)
+    between = put(orders, "anna")
+    deliver(orders)
+    again = put(orders, "anna")
+    deliver(orders, refuse=True)
+    assert orders.dead_letters.drop("orders") == 2
+    for token in (dropped, again):
+        with pytest.raises(NotExported, match="dead letters were dropped"):
+            orders.is_exported(token, "orders")
+    for token in (before, between):
+        assert orders.is_exported(token, "orders")
+
+
+def test_entries_of_a_file_that_was_given_up_are_not_taken_for_exported(orders: Store) -> None:
+    before = put(orders, "anna")
+    deliver(orders)
+    with orders.transaction(long=True) as tx:
+        (report,) = bulk.add(tx, orders, {"anna": b"1"})
+    orders.dead_letters.give_up_file("orders", report.file)
+    with pytest.raises(NotExported, match="lost file"):
+        orders.is_exported(tx.token, "orders")
+    assert orders.is_exported(before, "orders")
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_subscription_has_its_own_answer(orders: Store) -> None:
+    orders.subscribe("orders", "search")
+    orders.subscribe("orders", "cache")
+    token = put(orders, "anna")
+    deliver(orders, queue="orders/search")
+    assert orders.is_exported(token, "orders/search")
+    assert not orders.is_exported(token, "orders/cache")
+    with pytest.raises(HasSubscriptions, match="orders/cache"):
+        orders.is_exported(token, "orders")
+    with pytest.raises(UnknownQueue, match="none"):
+        orders.is_exported(token, "orders/none")
+
+
+def test_a_younger_subscription_has_it_after_its_first_load(orders: Store) -> None:
+    orders.subscribe("orders", "search")
+    token = put(orders, "anna")
+    orders.subscribe("orders", "late")
+    assert not orders.is_exported(token, "orders/late")
+    with pytest.raises(ExportTimedOut, match="first load of orders/late"):
+        orders.wait_exported(token, "orders/late", timeout=0)
+    with orders.first_load("orders/late") as first:
+        first.add("anna", 1)
+    assert not orders.is_exported(token, "orders/late")
+    deliver(orders, queue="orders/late")
+    assert orders.is_exported(token, "orders/late")
+    put(orders, "anna", value=2)
+    assert orders.is_exported(token, "orders/late")
+    orders.subscribe("orders", "careless")
+    orders.waive_first_load("orders/careless")
+    with pytest.raises(NotExported, match="needs no first load"):
+        orders.is_exported(token, "orders/careless")
+    assert not orders.is_exported(put(orders, "berta"), "orders/careless")
+
+
+def test_a_sink_that_lost_data_has_it_after_the_next_load(orders: Store) -> None:
+    orders.subscribe("orders", "search")
+    token = put(orders, "anna")
+    sink = MemorySink()
+    deliver(orders, sink, queue="orders/search")
+    assert orders.is_exported(token, "orders/search")
+    orders.rebind("orders/search", "other")
+    after = put(orders, "berta")
+    other = MemorySink()
+    drain(orders, "orders/search", other, sink_name="other", exporter=picky)
+    assert not orders.is_exported(token, "orders/search")
+    assert orders.is_exported(after, "orders/search")
+    with orders.first_load("orders/search") as first:
+        first.add("anna", 1)
+    assert not orders.is_exported(token, "orders/search")
+    drain(orders, "orders/search", other, sink_name="other", exporter=picky)
+    assert orders.is_exported(token, "orders/search")
+
+
+def test_a_queue_whose_sink_lost_data_says_so(orders: Store) -> None:
+    token = put(orders, "anna")
+    deliver(orders)
+    orders.rebind("orders", "other")
+    with pytest.raises(NotExported, match="rebound from sink"):
+        orders.is_exported(token, "orders")
+    orders.declare_complete("orders")
+    assert orders.is_exported(token, "orders")
+
+
+# --- tokens and waits -------------------------------------------------------------------------------------------------
+
+
+def test_tokens_of_other_stores_and_other_texts_are_refused(orders: Store, tmp_path: Path) -> None:
+    token = put(orders, "anna")
+    with Store.open(f"sqlite:///{tmp_path / 'other.db'}") as other:
+        other.create()
+        other.configure_queue("orders")
+        with pytest.raises(InvalidArgument, match=f"of store {other.id}, found one of store {orders.id}"):
+            other.is_exported(token, "orders")
+    changed = token[:-1] + ("A" if token[-1] != "A" else "B")
+    for text in ("", "xq1_", token[:-4], token + "AAAA", changed, "é", 7, None, str(uuid4())):
+        with pytest.raises(InvalidArgument, match="expected a transaction's token"):
+            orders.is_exported(text, "orders")  # type: ignore[arg-type]
+
+
+def test_a_wait_that_is_over_says_what_is_pending(orders: Store) -> None:
+    token = put(orders, "anna", "berta")
+    with pytest.raises(ExportTimedOut, match="2 entries in rows are pending") as told:
+        orders.wait_exported(token, "orders", timeout=0.02)
+    assert told.value.transient
+    assert "no drain works there" in told.value.message
+    assert "export-queue drain orders" in told.value.hint
+
+
+def test_a_wait_ends_with_the_drain(orders: Store, open_store: Callable[[], Store]) -> None:
+    token = put(orders, "anna")
+    threading.Timer(0.2, lambda: deliver(orders)).start()
+    with open_store() as other:
+        other.wait_exported(token, "orders", timeout=60)
+        assert orders.waiting_ranges("orders") == []
+
+
+def test_searchable_needs_a_sink_with_searches(orders: Store) -> None:
+    token = put(orders, "anna")
+    with pytest.raises(InvalidArgument, match="sink"):
+        orders.wait_exported(token, "orders", searchable=True)
+    with pytest.raises(SinkConfigurationError, match="MemorySink has no method refresh"):
+        orders.wait_exported(token, "orders", searchable=True, sink=MemorySink(), timeout=600)
+
+
+class Searched(MemorySink):
+    """A sink whose searches see what was refreshed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[Any, Any] = {}
+
+    def refresh(self) -> None:
+        self.seen = dict(self.records())
+
+
+def test_a_searchable_wait_refreshes_after_the_acknowledgement(orders: Store) -> None:
+    sink = Searched()
+    token = put(orders, "anna")
+    threading.Timer(0.1, lambda: deliver(orders, sink)).start()
+    orders.wait_exported(token, "orders", searchable=True, sink=sink, timeout=60)
+    assert [key for _, key in sink.seen] == [b"anna"]
