@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from export_queue.core.arguments import seconds
-from export_queue.core.errors import ExportQueueError
+from export_queue.core.errors import ExportQueueError, NotExported, TransactionEnded
 from export_queue.hooks import Described, ExportQueueHook, open_store
 
 if TYPE_CHECKING:
@@ -79,6 +79,37 @@ class ColumnQuestion:
         from export_queue.core.observers import look
 
         return look(work, self.table, self.column, snapshot, limit=self.limit, since=self.since)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of the entries that a token stands for."""
+
+    waiting: tuple[str, ...]
+    """The token, if there is nothing more to wait for."""
+    failure: dict[str, str] | None = None
+    """Message and hint, if a part will not arrive."""
+    has_news: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenQuestion:
+    """Ask whether a reader's sink has acknowledged everything that a token stands for."""
+
+    queue_id: str
+    token: str
+
+    def answer(self, work: Reading, snapshot: Snapshot) -> Settled:
+        """Look once."""
+        from export_queue.core.drain import ExportToken, is_exported
+        from export_queue.core.store import identity_of
+
+        token = ExportToken.parse(self.token, store_id=identity_of(work.database).store_id)
+        try:
+            standing = is_exported(work.database, token, self.queue_id)
+        except (NotExported, TransactionEnded) as error:
+            return Settled((self.token,), {"message": error.message, "hint": error.hint})
+        return Settled((self.token,) if standing.is_exported else ())
 
 
 @dataclass(slots=True, eq=False)

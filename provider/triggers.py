@@ -13,7 +13,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from export_queue.core.arguments import parse_ranges, seconds, whole_number
 from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook
-from export_queue.polling import ColumnQuestion, Question, QueueQuestion, Seen, polled_store
+from export_queue.polling import ColumnQuestion, Question, QueueQuestion, Seen, TokenQuestion, polled_store
 
 
 class InvalidTriggerArgument(InvalidArgument, TypeError):
@@ -195,3 +195,45 @@ class ExportQueueNotificationTrigger(StoreTrigger):
     def payload(self, seen: Any) -> dict[str, Any]:
         """Return the rows whose notifications are due."""
         return {"table": self.table, "column": self.column, **seen.waiting.to_json()}
+
+
+class ExportQueueDrainedTrigger(StoreTrigger):
+    """Fires when a reader's sink has acknowledged what a token stands for, and when a part of it will not arrive.
+
+    The event's payload is ``{"token": …}``, or ``{"token": …, "failure": {"message": …, "hint": …}}``.
+
+    :param queue_id: the reader.
+    :param token: the token, by ``tx.token`` or :meth:`Store.token`.
+    :param poll_interval: seconds between two polls.
+    :param min_interval: as for all triggers; after the first event there is no other.
+    :param export_queue_conn_id: connection of the store.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue_id: str,
+        token: str,
+        poll_interval: float = 60.0,
+        min_interval: float | None = None,
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+    ) -> None:
+        super().__init__(
+            poll_interval=poll_interval, min_interval=min_interval, export_queue_conn_id=export_queue_conn_id
+        )
+        with _checking():
+            self.queue_id = _text(queue_id, what="queue_id")
+            self.token = _text(token, what="token")
+
+    def watched(self) -> dict[str, Any]:
+        """Return queue and token."""
+        return {"queue_id": self.queue_id, "token": self.token}
+
+    def question(self, announced: Any) -> TokenQuestion:
+        """Ask whether it is exported."""
+        return TokenQuestion(self.queue_id, self.token)
+
+    def payload(self, seen: Any) -> dict[str, Any]:
+        """Return the token, and why a part of it will not arrive."""
+        failure = {} if seen.failure is None else {"failure": seen.failure}
+        return {"token": self.token, **failure}

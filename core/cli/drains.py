@@ -1,9 +1,10 @@
-"""``export-queue drain`` and ``locks``: draining a queue in this process, and who works on which part of a queue."""
+"""``export-queue drain``, ``wait`` and ``locks``: draining a queue, waiting for drains, and who works where."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Unpack
@@ -61,6 +62,24 @@ def drain(
         except ExportQueueError:
             _print_failed(opened, request, as_json=as_json)
             raise
+
+
+@command()
+def wait(
+    queue_id: QueueId,
+    store: Store,
+    token: Annotated[
+        str | None, typer.Option(help="token of a transaction; by default all that is committed now")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0, help="maximum number of seconds to wait; then status 75")] = 30.0,
+) -> Result:
+    """Wait until the sink of a queue or subscription has acknowledged what a transaction added. It starts no drain."""
+    begun = time.monotonic()
+    awaited = store.token() if token is None else token
+    store.wait_exported(awaited, queue_id, timeout=timeout)
+    waited = round(time.monotonic() - begun, 3)
+    row = {"queue": queue_id, "token": awaited, "seconds": waited}
+    return Result(json=row, lines=[f"{queue_id}: exported, after {waited:g} s"])
 
 
 def _result(report: DrainReport) -> Result:

@@ -407,11 +407,14 @@ class Store:
             queries.acts.record(work, queue_id="", act="forget", who=who or user_at_host(), selection=details)
             return True
 
-    def token(self, transaction: dict[str, Any]) -> str:
-        """Return the token of a long transaction for :meth:`wait_exported`, before or after its commit.
+    def token(self, transaction: dict[str, Any] | None = None) -> str:
+        """Return a token for :meth:`wait_exported` that stands for everything that is committed now.
 
-        :param transaction: the result of :meth:`begin` or ``tx.to_json()``.
+        :param transaction: instead of everything, this long transaction, before or after its commit: the result of
+            :meth:`begin` or ``tx.to_json()``.
         """
+        if transaction is None:
+            return ExportToken.of_cut(self.id, take_snapshot(self.database)).text
         return token_of_long(self.id, Transaction.from_json(transaction))
 
     def is_exported(self, token: str, reader: str) -> bool:

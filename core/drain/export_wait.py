@@ -89,7 +89,7 @@ class ExportWait:
     def _timed_out(self, standing: Standing, waited: float) -> ExportTimedOut:
         text, hint = explained(self.store.database, self.token, self.reader_id, standing)
         return ExportTimedOut(
-            f"{self.reader_id}: transaction {self.token.seq} was not exported within {waited:.1f} s: {text}",
+            f"{self.reader_id}: {self.token.name} was not exported within {waited:.1f} s: {text}",
             hint=hint or None,
         )
 

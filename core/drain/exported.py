@@ -21,14 +21,16 @@ from export_queue.core.queue import (
     LOSSES,
     Queue,
     Range,
+    backlog,
     described_act,
     find_reader,
     hash_of,
     in_all_layouts,
     remedy,
+    waiting_ranges,
 )
 from export_queue.core.store import Database, Reading, queries, removed_subscription
-from export_queue.core.transactions import take_snapshot
+from export_queue.core.transactions import Snapshot, take_snapshot
 
 _READS = 5
 """Maximum number of reads of a queue whose layout changes meanwhile. Each repetition needs another change."""
@@ -78,13 +80,16 @@ def is_exported(database: Database, token: ExportToken, reader_id: str, *, since
     if token.request is not None and (awaits := _missing_commit(database, token)):
         return Standing(False, awaits)
     hashes = None if token.added is None else token.added[reader.source_number]
-    search = _Search(database, reader, hashes)
-    found = search.find(token.seq, after=None if since is None or hashes else since.left)
+    search = _Search(database, reader, token, hashes)
+    if token.cut is not None:
+        found = search.find_before(token.cut)
+    else:
+        found = search.find(token.seq, after=None if since is None or hashes else since.left)
     if not found.is_exported:
         return found
     with database.read() as work:
         lost = queries.acts.since(work, reader.id, LOSSES, token.seq)
-    return search.find_in_load(token.seq, lost) or found
+    return search.find_in_load(lost) or found
 
 
 def _missing_commit(database: Database, token: ExportToken) -> str:
@@ -92,7 +97,7 @@ def _missing_commit(database: Database, token: ExportToken) -> str:
 
     :raises TransactionEnded: it never will.
     """
-    name = f"transaction {token.seq} of {clock_of(token.seq)}"
+    name = token.name
     with database.read() as work:
         if queries.exports.committed_as(work, token.request) is not None:
             return ""
@@ -121,6 +126,7 @@ class _Search:
 
     database: Database
     reader: Queue
+    token: ExportToken
     hashes: Sequence[int] | None
     """Hashes of the keys that the transaction added; None if they are not known."""
 
@@ -133,13 +139,13 @@ class _Search:
         start = (after.layout, after.bucket) if after is not None and after.kind == "row" else (0, 0)
         letters, left = self._read(seq, start)
         if letters:
-            raise self._dead(letters[0], seq)
+            raise self._dead(letters[0])
         if not left and start > (0, 0):  # a dead letter may have been retried before that position
             return self.find(seq)
         if not left:
             return _EXPORTED
         what = "an entry in a row" if left[0].kind == "row" else "a file of bulk entries"
-        awaits = f"a drain of {self.reader.id}: {what} of unit {self._unit(left[0])} is pending"
+        awaits = f"a drain of {self.reader.id}: {what} of unit {self.unit_of(left[0])} is pending"
         return Standing(False, awaits, left[0], is_narrow=self.hashes is not None)
 
     def _read(self, seq: int, start: tuple[int, int]) -> tuple[list[Left], list[Left]]:
@@ -169,45 +175,68 @@ class _Search:
     def _concerns(self, key: bytes) -> bool:
         return self.hashes is None or hash_of(key) in self.hashes
 
-    def _unit(self, left: Left) -> Range:
+    def unit_of(self, left: Left) -> Range:
+        """Return the unit in which something is left."""
         with self.database.read() as work:
             layouts = {one.number: one for one in in_all_layouts(work, self.reader).layouts()}
         return layouts[left.layout].unit_of(left.bucket)
 
-    def _dead(self, letter: Left, seq: int) -> NotExported:
+    def find_before(self, cut: Snapshot) -> Standing:
+        """Find something that is left of everything that a snapshot sees.
+
+        :raises NotExported: there is a dead letter.
+        """
+        for _ in range(_READS):
+            with self.database.read() as work:
+                letter = queries.exports.first_letter(work, self.reader.number, cut)
+                waiting = waiting_ranges(work, self.reader, cut)
+                # Again: a letter may have been retried, and a row may have become one, between the two reads.
+                letter = letter or queries.exports.first_letter(work, self.reader.number, cut)
+                before, self.reader = self.reader, self._again(work)
+            if before.layouts() == self.reader.layouts():
+                break
+        if letter is not None:
+            raise self._dead(letter)
+        if waiting:
+            left = Left("row", waiting[0].layout, waiting[0].first)
+            return Standing(False, f"a drain of {self.reader.id}: unit {waiting[0]} has pending entries", left)
+        return _EXPORTED
+
+    def _dead(self, letter: Left) -> NotExported:
         with self.database.read() as work:
             error_class, reason, drain_id = queries.exports.reason_of(work, self.reader.number, letter)
-        what = "an entry of it" if letter.seq == seq else "a newer entry that may stand for one of it"
+        is_own = self.token.cut is not None or letter.seq == self.token.seq
+        what = "an entry of it" if is_own else "a newer entry that may stand for one of it"
         said = f": {error_class}: {reason} (drain {drain_id})" if error_class else ""
         return NotExported(
-            f"transaction {seq} of {clock_of(seq)}: {what} is a dead letter of {self.reader.id}, "
-            f"key {letter.key[:60]!r}{said}",
+            f"{self.token.name}: {what} is a dead letter of {self.reader.id}, key {letter.key[:60]!r}{said}",
             hint=f"mend the exporter, the sink or the data, then retry it: export-queue dead retry {self.reader.id}",
         )
 
-    def find_in_load(self, seq: int, lost: Sequence[Mapping[str, Any]]) -> Standing | None:
+    def find_in_load(self, lost: Sequence[Mapping[str, Any]]) -> Standing | None:
         """Find out whether the sink has what the reader itself does not deliver; None if it has.
 
         A subscription that began after the transaction, and one whose sink lost data since, gets it by a first load.
 
         :param lost: the acts since the transaction after which the sink lacks something.
         """
-        reader = self.reader
+        reader, seq = self.reader, self.token.seq
         for act in lost:
-            if act["seqs"] and any(low <= seq <= high for low, high in json.loads(act["seqs"])):
-                raise self._not_exported(seq, f"an entry of it may be among these: {described_act(act)}")
+            if act["seqs"] and any(self._may_concern(low, high) for low, high in json.loads(act["seqs"])):
+                raise self._not_exported(f"an entry of it may be among these: {described_act(act)}")
         emptied = [act for act in lost if act["act"] in KEPT and act["cleared_by"] in (None, "first load")]
-        is_younger = reader.first_load is not None and seq < reader.number
+        is_missing = self.token.cut is not None and reader.first_load == "missing"
+        is_younger = is_missing or (reader.first_load is not None and seq < reader.number)
         if not emptied and not is_younger:
             return None
         if reader.parent is None:
-            raise self._not_exported(seq, described_act(emptied[-1]))
+            raise self._not_exported(described_act(emptied[-1]))
         if reader.first_load == "missing":
             return Standing(False, f"the first load of {reader.id}, which began after the transaction or lost its data")
         if reader.first_load == "waived":
             if not is_younger:
                 return None
-            raise self._not_exported(seq, "the subscription began after the transaction, and needs no first load")
+            raise self._not_exported("the subscription began after the transaction, and needs no first load")
         with self.database.read() as work:
             load = queries.exports.first_load_seq(work, reader.number)
         if load is None or load == seq:
@@ -215,25 +244,36 @@ class _Search:
         found = self.find(load)
         return None if found.is_exported else found
 
-    def _not_exported(self, seq: int, why: str) -> NotExported:
+    def count(self, work: Reading) -> str:
+        """Describe how much is left, and since when."""
+        if self.token.cut is not None:
+            units = backlog(work, self.reader, self.token.cut)
+            oldest = min((unit.oldest_seq for unit in units), default=self.token.seq)
+            return f"{sum(unit.entries for unit in units)} entries are pending, the oldest since {clock_of(oldest)}"
+        number, seq = self.reader.number, self.token.seq
+        rows, files = queries.exports.count_left(work, number, seq, within=self._buckets(work))
+        in_files = f" and {files} files that may hold some of it" if files else ""
+        return f"{rows} entries in rows{in_files} are pending since {clock_of(seq)}"
+
+    def _may_concern(self, low: int, high: int) -> bool:
+        return low <= self.token.seq and (self.token.cut is not None or self.token.seq <= high)
+
+    def _not_exported(self, why: str) -> NotExported:
         reader = self.reader.id
-        return NotExported(f"transaction {seq} of {clock_of(seq)}: {reader} lacks it: {why}", hint=remedy(reader))
+        return NotExported(f"{self.token.name}: {reader} lacks it: {why}", hint=remedy(reader))
 
 
 def explained(database: Database, token: ExportToken, reader_id: str, standing: Standing) -> tuple[str, str]:
-    """Describe what is still left of a transaction: how much, where, since when, who works there; and a hint."""
+    """Describe what is still left: how much, where, since when, and who works there; and a hint."""
     if standing.left is None:
         return standing.awaits, ""
     with database.read() as work:
         reader = find_reader(work, reader_id)
         hashes = None if token.added is None else token.added.get(reader.source_number)
-        search = _Search(database, reader, hashes)
-        rows, files = queries.exports.count_left(work, reader.number, token.seq, within=search._buckets(work))
-        unit = search._unit(standing.left)
+        search = _Search(database, reader, token, hashes)
+        text = search.count(work)
+        unit = search.unit_of(standing.left)
         units = [unit] if unit.layout in {one.number for one in reader.layouts()} else []
         held = holders_named(work, reader, units) if holders(work, reader, units) else ""
-    counted = f"{rows} entries in rows" + (f" and {files} files that may hold some of it" if files else "")
-    text = f"{counted} are pending, the first in unit {unit}, since {clock_of(token.seq)}; "
-    text += f"held: {held}" if held else "no drain works there"
-    sink = reader.sink or "SINK"
-    return text, f"drain it, or see why its drain does not: export-queue drain {reader.id} {sink}"
+    text += f"; the first in unit {unit}, " + (f"which is held: {held}" if held else "where no drain works")
+    return text, f"drain it, or see why its drain does not: export-queue drain {reader.id} {reader.sink or 'SINK'}"

@@ -12,8 +12,8 @@ from uuid import UUID
 
 import msgspec
 
-from export_queue.core.errors import CommitOutcomeUnknown, InvalidArgument, TransactionEnded
-from export_queue.core.store import identity_of
+from export_queue.core.errors import CommitOutcomeUnknown, InvalidArgument, TransactionEnded, clock_of
+from export_queue.core.store import Snapshot, identity_of, pack_ids, unpack_ids
 from export_queue.core.transactions import OpenTransaction, State, Transaction
 
 MOST_HASHES = 32
@@ -39,15 +39,29 @@ class ExportToken:
     """Identifies the commit, if it was not known when the token was made whether it takes effect."""
     is_bound: bool = False
     """Whether the user's SQL transaction decides that."""
+    cut: Snapshot | None = None
+    """Instead of one transaction: everything that a snapshot sees."""
+
+    @classmethod
+    def of_cut(cls, store_id: str, snapshot: Snapshot) -> Self:
+        """Return the token of everything that a snapshot sees."""
+        return cls(store_id=store_id, seq=snapshot.read_pointer, added=None, cut=snapshot)
+
+    @property
+    def name(self) -> str:
+        """What the token stands for, for messages."""
+        if self.cut is not None:
+            return f"everything committed before {clock_of(self.seq)}"
+        return f"transaction {self.seq} of {clock_of(self.seq)}"
 
     @property
     def text(self) -> str:
         """The token as text of letters, digits, ``-`` and ``_``."""
         request = None if self.request is None else self.request.bytes
         added = None if self.added is None else [[queue, hashes] for queue, hashes in sorted(self.added.items())]
-        fields = [bytes.fromhex(self.store_id), self.seq, added, request, self.is_bound]
-        payload = msgspec.msgpack.encode(fields)
-        return _PREFIX + base64.urlsafe_b64encode(_check_of(payload) + payload).decode().rstrip("=")
+        excluded = None if self.cut is None else pack_ids(self.cut.excluded)
+        fields = [bytes.fromhex(self.store_id), self.seq, added, request, self.is_bound, excluded]
+        return _text_of(msgspec.msgpack.encode(fields))
 
     @classmethod
     def parse(cls, text: Any, *, store_id: str) -> Self:
@@ -70,11 +84,15 @@ class ExportToken:
         return self.added is not None and not self.added
 
 
+def _text_of(payload: bytes) -> str:
+    return _PREFIX + base64.urlsafe_b64encode(_check_of(payload) + payload).decode().rstrip("=")
+
+
 def _check_of(payload: bytes) -> bytes:
     return hashlib.blake2b(payload, digest_size=_CHECK_BYTES).digest()
 
 
-_Fields = tuple[bytes, int, list[tuple[int, tuple[int, ...] | None]] | None, bytes | None, bool]
+_Fields = tuple[bytes, int, list[tuple[int, tuple[int, ...] | None]] | None, bytes | None, bool, str | None]
 
 
 def _fields_of(text: Any) -> dict[str, Any]:
@@ -88,14 +106,15 @@ def _fields_of(text: Any) -> dict[str, Any]:
             encoded = text.removeprefix(_PREFIX)
             raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
             check, payload = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
-            if check == _check_of(payload):
-                store, seq, added, request, is_bound = msgspec.msgpack.decode(payload, type=_Fields)
+            if check == _check_of(payload) and text == _text_of(payload):
+                store, seq, added, request, is_bound, excluded = msgspec.msgpack.decode(payload, type=_Fields)
                 return {
                     "store_id": store.hex(),
                     "seq": seq,
                     "added": None if added is None else dict(added),
                     "request": None if request is None else UUID(bytes=request),
                     "is_bound": is_bound,
+                    "cut": None if excluded is None else Snapshot(seq, unpack_ids(excluded)),
                 }
             problem = "it was changed or cut off"
         except (ValueError, binascii.Error, msgspec.MsgspecError):

@@ -143,6 +143,31 @@ def test_react_to_changes(store_path: Path, run_dag: Any, monkeypatch: pytest.Mo
             assert list(tx.table("orders").scan()) == []
 
 
+def test_wait_for_export(store_path: Path, run_dag: Any) -> None:
+    from export_queue import MemorySink, Store, drain, polling
+
+    copy = MemorySink()
+    looks = []
+    answer = polling.Poller._answer
+
+    def drain_after_first_look(poller: polling.Poller, questions: Any) -> Any:
+        found = answer(poller, questions)
+        looks.extend(bool(one.waiting) for one in found.values())
+        if len(looks) == 1:
+            with Store.open(f"sqlite:///{store_path}") as store:
+                drain(store, "prices", copy, sink_name="copy")
+        return found
+
+    dag = example("wait_for_export", "wait_for_export")
+    dag.task_dict["wait"].poke_interval = 0.05
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(polling.Poller, "_answer", drain_after_first_look)
+        run = run_dag(dag)
+    assert run.errors == {}
+    assert looks == [False, True]
+    assert [json.loads(document) for document in copy.records().values()] == [{"cents": 250}]
+
+
 @pytest.mark.full("three submissions of Spark; recount_and_publish has one")
 def test_all_examples_run_together_on_one_store(
     orders: Any, run_dag: Any, redis_connection: Any, spark_connection: None, connect: Any, tmp_path: Path
@@ -181,4 +206,5 @@ def test_all_examples_run_together_on_one_store(
         "mapped_drain",
         "local_drain",
         "react_to_changes",
+        "wait_for_export",
     }

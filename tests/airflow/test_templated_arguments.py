@@ -22,7 +22,7 @@ from export_queue.operators import (
     ExportQueueSparkDrainOperator,
     ExportQueueSparkLoadOperator,
 )
-from export_queue.sensors import ExportQueueNotificationSensor, ExportQueueSensor
+from export_queue.sensors import ExportQueueDrainedSensor, ExportQueueNotificationSensor, ExportQueueSensor
 
 REQUIRED = object()
 STORE = {"export_queue_conn_id": ("store", "export_queue_default")}
@@ -85,6 +85,7 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
     ExportQueueSensor: STORE | {"queue_id": ("orders", REQUIRED), "ranges": ([[0, 101]], None), "groups": (4, None)},
     ExportQueueNotificationSensor: STORE
     | {"table": ("2024", ""), "column": ("name", ""), "queue_id": ("orders", ""), "limit": (7, 100)},
+    ExportQueueDrainedSensor: STORE | {"queue_id": ("orders", REQUIRED), "token": ("xq1_1_000", "")},
 }
 """Each argument's value, and what None stands for."""
 USERS = frozenset(("templates_dict", "op_args", "op_kwargs"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -78,6 +79,15 @@ def picky(entry: Any) -> list[Put]:
     if picky.refuses:  # type: ignore[attr-defined]
         raise ValueError("not this one")
     return [Put("orders", entry.key, {"value": entry.value})]
+
+
+@contextlib.contextmanager
+def later(function: Callable[[], None]) -> Iterator[None]:
+    """Call a function in a thread, a moment later."""
+    thread = threading.Timer(0.1, function)
+    thread.start()
+    yield
+    thread.join()
 
 
 def compact(store: Store) -> None:
@@ -395,14 +405,34 @@ def test_a_wait_that_is_over_says_what_is_pending(orders: Store) -> None:
     with pytest.raises(ExportTimedOut, match="2 entries in rows are pending") as told:
         orders.wait_exported(token, "orders", timeout=0.02)
     assert told.value.transient
-    assert "no drain works there" in told.value.message
+    assert "where no drain works" in told.value.message
     assert "export-queue drain orders" in told.value.hint
+
+
+def test_everything_before_now_is_waited_for(orders: Store) -> None:
+    put(orders, "anna")
+    load(orders, "berta")
+    token = orders.token()
+    put(orders, "carl")
+    with pytest.raises(ExportTimedOut, match="2 entries are pending, the oldest since"):
+        orders.wait_exported(token, "orders", timeout=0)
+    deliver(orders)
+    put(orders, "dora")
+    assert orders.is_exported(token, "orders")
+    deliver(orders, refuse=True)
+    assert orders.is_exported(token, "orders")
+    with pytest.raises(NotExported, match="everything committed before"):
+        orders.is_exported(orders.token(), "orders")
+    later_token = orders.token()
+    orders.dead_letters.drop("orders")
+    with pytest.raises(NotExported, match="were dropped"):
+        orders.is_exported(later_token, "orders")
+    assert orders.is_exported(orders.token(), "orders")
 
 
 def test_a_wait_ends_with_the_drain(orders: Store, open_store: Callable[[], Store]) -> None:
     token = put(orders, "anna")
-    threading.Timer(0.2, lambda: deliver(orders)).start()
-    with open_store() as other:
+    with later(lambda: deliver(orders)), open_store() as other:
         other.wait_exported(token, "orders", timeout=60)
         assert orders.waiting_ranges("orders") == []
 
@@ -429,6 +459,6 @@ class Searched(MemorySink):
 def test_a_searchable_wait_refreshes_after_the_acknowledgement(orders: Store) -> None:
     sink = Searched()
     token = put(orders, "anna")
-    threading.Timer(0.1, lambda: deliver(orders, sink)).start()
-    orders.wait_exported(token, "orders", searchable=True, sink=sink, timeout=60)
+    with later(lambda: deliver(orders, sink)):
+        orders.wait_exported(token, "orders", searchable=True, sink=sink, timeout=60)
     assert [key for _, key in sink.seen] == [b"anna"]

@@ -127,6 +127,7 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
         run("vacuum", "--dry-run")
         run("ddl", "orders", "--sink", copies)
         run("drain", "orders", "--sink", copies)
+        run("wait", "orders", "--timeout", "0")
         run("sweep", copies)
         run("readmit", "orders", copies)
         queue = store.queue("orders")

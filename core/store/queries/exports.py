@@ -9,12 +9,14 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading
+from export_queue.core.store.portable import visible_ids
 from export_queue.core.store.schema import dead_letter as d
 from export_queue.core.store.schema import entry as e
 from export_queue.core.store.schema import outcome as o
 from export_queue.core.store.schema import queue as q
 from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_reader as r
+from export_queue.core.store.snapshot import Snapshot
 
 BucketsOf = Mapping[int, Collection[int]]
 """By number of a layout, the buckets in which the transaction's keys lie."""
@@ -82,6 +84,15 @@ def count_left(work: Reading, queue: int, seq: int, *, within: BucketsOf | None)
     files = _files(queue, seq, within).with_only_columns(sa.func.count())
     found = work.connection.execute(sa.select(rows.scalar_subquery(), files.scalar_subquery())).one()
     return int(found[0]), int(found[1])
+
+
+def first_letter(work: Reading, queue: int, snapshot: Snapshot) -> Left | None:
+    """Find the oldest dead letter of a reader whose transaction a snapshot sees."""
+    statement = sa.select(d.c.layout, d.c.bucket, d.c.key, d.c.seq)
+    found = work.connection.execute(
+        statement.where(d.c.queue_number == queue, visible_ids(work, d.c.seq, snapshot)).order_by(d.c.seq).limit(1)
+    ).first()
+    return None if found is None else Left("dead letter", found[0], found[1], bytes(found[2]), found[3])
 
 
 def reason_of(work: Reading, queue: int, letter: Left) -> tuple[str, str, str]:

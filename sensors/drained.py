@@ -1,0 +1,78 @@
+"""The sensor that waits until a reader's sink has what was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from export_queue.core.arguments import required_text
+from export_queue.core.errors import InvalidArgument, NotExported
+from export_queue.hooks import ExportQueueHook
+from export_queue.hooks.rendered import Reader, name_or
+from export_queue.sensors.waiting import WaitForStore
+from export_queue.triggers import ExportQueueDrainedTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class ExportQueueDrainedSensor(WaitForStore):
+    """Wait until the sink of a reader has acknowledged what a transaction added, or everything committed before now.
+
+    It starts no drain. If a part will not arrive, such as a dead letter, the task fails with the reason. The result is
+    ``{"queue": …, "token": …}``.
+
+    :param queue_id: a subscription, such as ``airports/search``, or a queue without subscriptions. (templated)
+    :param token: ``tx.token`` of a transaction; None for everything committed before the task began. (templated)
+    :param deferrable: wait on the triggerer, without occupying a worker.
+    :param export_queue_conn_id: connection of the store. (templated)
+    """
+
+    readers: ClassVar[Mapping[str, Reader]] = {
+        "queue_id": required_text,
+        "token": name_or(""),
+        "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
+    }
+    template_fields: Collection[str] = tuple(readers)
+    ui_color = "#eee4f5"
+
+    def __init__(self, *, queue_id: str, token: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.queue_id = queue_id
+        self.token: Any = token
+        self._awaited: str = ""
+
+    def execute(self, context: Context) -> Any:
+        """Wait in the worker; or defer, unless there is nothing to wait for."""
+        self.read_arguments()
+        if not self.token and self.reschedule and not self.deferrable:
+            raise InvalidArgument(
+                "mode='reschedule' without a token: each poll would wait for what was committed before it",
+                hint="pass deferrable=True, or a token",
+            )
+        return super().execute(context)
+
+    def look(self) -> dict[str, Any]:
+        """Look once."""
+        with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
+            self._awaited = self._awaited or self.token or store.token()
+            return {"token": self._awaited} if store.is_exported(self._awaited, self.queue_id) else {}
+
+    def trigger(self) -> ExportQueueDrainedTrigger:
+        """Continue to look."""
+        return ExportQueueDrainedTrigger(
+            queue_id=self.queue_id,
+            token=self._awaited,
+            poll_interval=self.poke_interval,
+            export_queue_conn_id=self.export_queue_conn_id,
+        )
+
+    def result(self, seen: dict[str, Any]) -> dict[str, str]:
+        """Return queue and token.
+
+        :raises NotExported: a part will not arrive.
+        """
+        if failure := seen.get("failure"):
+            raise NotExported(failure["message"], hint=failure["hint"])
+        self.log.info("Queue %s: the sink has acknowledged everything that was waited for", self.queue_id)
+        return {"queue": self.queue_id, "token": seen["token"]}
