@@ -47,7 +47,10 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "sensors": [
-            {"integration-name": INTEGRATION, "python-modules": _modules("sensors", "export_queue", "notification")}
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": _modules("sensors", "drained", "export_queue", "notification"),
+            }
         ],
         "triggers": [{"integration-name": INTEGRATION, "python-modules": ["export_queue.triggers"]}],
     }

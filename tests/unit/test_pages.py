@@ -1,6 +1,7 @@
 """Every Python block of the README and of the pages runs as it stands there, those of a page one after the other.
 
-Blocks that need Airflow are run by ``tests/airflow/test_docs.py``, those of the tutorial, which needs servers, by
+Blocks that need Airflow are run by ``tests/airflow/test_docs.py``, the web service, which needs a server, by
+``tests/integration/test_read_your_writes.py``, the tutorial, which needs servers, by
 ``tests/integration/test_tutorial.py``, those about DataFrames by ``tests/spark/test_page.py``, those about clusters by
 ``tests/spark/test_clusters.py`` and ``tests/spark/test_cluster_submissions.py``.
 """
@@ -32,7 +33,9 @@ def blocks(page: Path) -> list[str]:
     found = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     assert len(found) == page.read_text("utf-8").count("```python")
     return [
-        block for block in found if not re.search(r"^from (airflow|export_queue\.operators)\b", block, re.MULTILINE)
+        block
+        for block in found
+        if not re.search(r"^from (airflow|export_queue\.operators|fastapi)\b", block, re.MULTILINE)
     ]
 
 
