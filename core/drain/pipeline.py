@@ -275,7 +275,8 @@ class _Pipeline:
                     work, self.request.owner
                 )  # otherwise tasks that add dead letters at the same time would not see each other's
             now_ms = hold(work, self.parts[at].lease)
-            if dead:  # before the removal: a letter keeps what its row stands for
+            # Before the removal: a letter keeps what its row stands for.
+            if dead:
                 fresh = dead_letter(work, self.queue, dead)
                 # other tasks of this drain also create dead letters: only the store knows the sum
                 of_drain = DeadLetterFilter(drain_id=self.request.drain_id)
