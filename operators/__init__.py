@@ -6,6 +6,7 @@ from export_queue.operators.drain import ExportQueueDrainOperator
 from export_queue.operators.spark_compact import ExportQueueSparkCompactOperator
 from export_queue.operators.spark_drain import ExportQueueSparkDrainOperator
 from export_queue.operators.spark_load import ExportQueueSparkLoadOperator
+from export_queue.operators.verify import ExportQueueVerifyOperator
 
 __all__ = [
     "ExportQueueCompactOperator",
@@ -14,4 +15,5 @@ __all__ = [
     "ExportQueueSparkCompactOperator",
     "ExportQueueSparkDrainOperator",
     "ExportQueueSparkLoadOperator",
+    "ExportQueueVerifyOperator",
 ]

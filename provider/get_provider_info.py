@@ -42,7 +42,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": INTEGRATION,
                 "python-modules": _modules(
-                    "operators", "compact", "configure", "drain", "spark_compact", "spark_drain", "spark_load"
+                    "operators", "compact", "configure", "drain", "spark_compact", "spark_drain", "spark_load", "verify"
                 ),
             }
         ],

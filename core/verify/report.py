@@ -79,10 +79,7 @@ class VerifyReport:
 
     def line(self) -> str:
         """Return the report as one line for the log."""
-        found = [f"{grouped(getattr(self, name))} {name}" for name in DIFFERENCES if getattr(self, name)]
-        others = [
-            f"{grouped(getattr(self, name))} {name}" for name in ("dead", "queued", "younger") if getattr(self, name)
-        ]
+        found, others = self._counts(DIFFERENCES), self._counts(("dead", "queued", "younger"))
         text = f"{self.queue} ↔ {self.sink}: {grouped(self.compared)} records compared: "
         text += f"{grouped(self.differences)} differences ({found})" if found else "no differences"
         text += f"; excused: {others}" if others else ""

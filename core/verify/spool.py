@@ -22,6 +22,7 @@ _SCHEMA = """
 CREATE TABLE expected (target INTEGER, id BLOB, rank INTEGER, digest BLOB, key BLOB, expires INTEGER);
 CREATE TABLE found (target INTEGER, id BLOB, rank INTEGER, digest BLOB);
 CREATE TABLE refused (key BLOB PRIMARY KEY, rank INTEGER) WITHOUT ROWID;
+CREATE TABLE refused_record (target INTEGER, id BLOB, PRIMARY KEY (target, id)) WITHOUT ROWID;
 CREATE TABLE candidate (
   number INTEGER PRIMARY KEY, target INTEGER, id BLOB, rank INTEGER, digest BLOB, key BLOB, expires INTEGER,
   last_rank INTEGER, last_digest BLOB, last_expected BLOB, last_newest INTEGER, UNIQUE (target, id));
@@ -51,6 +52,9 @@ WHERE candidate.target = e.target AND candidate.id = e.id
 _REFUSED = "INSERT INTO candidate (target, id, key, rank) SELECT -1, key, key, rank FROM refused"
 _NO_LONGER_REFUSED = """
 DELETE FROM candidate WHERE target = -1 AND (key, rank) NOT IN (SELECT key, rank FROM refused)
+"""
+_IS_REFUSED = """
+SELECT 1 FROM refused WHERE key = ? UNION ALL SELECT 1 FROM refused_record WHERE target = ? AND id = ?
 """
 _NOTE = """
 UPDATE candidate SET last_rank = ?, last_digest = ?, last_expected = digest, last_newest = ? WHERE number = ?
@@ -118,9 +122,14 @@ class Spool:
     def add_found(self, records: StoredRecords) -> None:
         self._sql.executemany("INSERT INTO found VALUES (?, ?, ?, ?)", zip(*self._columns(records), strict=True))
 
-    def add_refused(self, keys: Iterable[tuple[bytes, int]]) -> None:
-        """Add keys, each with its rank, whose entries the exporter or the sink refuses."""
+    def add_refused(self, keys: Iterable[tuple[bytes, int]], records: StoredRecords) -> None:
+        """Add keys, each with its rank, whose entries the exporter or the sink refuses.
+
+        :param records: the records that these keys name, as far as that is known.
+        """
         self._sql.executemany("INSERT OR REPLACE INTO refused VALUES (?, ?)", keys)
+        named = zip(map(self._number, records.targets), records.ids, strict=True)
+        self._sql.executemany("INSERT OR IGNORE INTO refused_record VALUES (?, ?)", named)
 
     def add_waiting(self, kind: str, keys: Iterable[tuple[bytes, int]], records: StoredRecords) -> None:
         """Add entries that explain differences.
@@ -166,15 +175,15 @@ class Spool:
     def forget_refused(self) -> None:
         """Forget the refused entries before a newer content is read."""
         self._sql.execute("DELETE FROM refused")
+        self._sql.execute("DELETE FROM refused_record")
 
     def ids_and_keys(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Return id and key of all candidates."""
         yield from self._sql.execute("SELECT id, key FROM candidate")
 
-    def is_refused(self, key: bytes | None) -> bool:
-        return (
-            key is not None and self._sql.execute("SELECT 1 FROM refused WHERE key = ?", (key,)).fetchone() is not None
-        )
+    def is_refused(self, one: Candidate) -> bool:
+        """Return whether the latest entry of a record's key is refused, as far as the key is known."""
+        return self._sql.execute(_IS_REFUSED, (one.key, one.target, one.id)).fetchone() is not None
 
     def pages(self) -> Iterator[list[Candidate]]:
         """Read the candidates. They may be resolved or noted meanwhile."""

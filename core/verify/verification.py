@@ -216,10 +216,19 @@ class Comparison:
         keys = [page.keys[entries[i]] for i in positions]
         expires = [False] * len(positions) if ttls is None else [ttls[i] is not None for i in positions]
         refused = set(exported.failures)
-        if len(positions) < len(operations) or refused:
+        if len(positions) < len(operations):
             refused |= {entries[i] for i in set(range(len(operations))) - set(positions)}
-            self.spool.add_refused((page.keys[i], 2 * page.seqs[i] + 1) for i in refused)
+        if refused:
+            self._refuse(page, sorted(refused))
         return records, keys, expires, set(operations.collections)
+
+    def _refuse(self, page: Entries, positions: Sequence[int]) -> None:
+        """Note entries that the exporter or the sink refuses, and the records that deletes of their keys would name."""
+        buckets, keys = [page.buckets[i] for i in positions], [page.keys[i] for i in positions]
+        deletes = Entries(buckets, keys, [page.seqs[i] for i in positions], [None] * len(positions))
+        records, _ = self._scannable.render(self.exporter.export(self.reader, deletes).operations)
+        ranks = [2 * seq + 1 for seq in deletes.seqs]
+        self.spool.add_refused(zip(deletes.keys, ranks, strict=True), records)
 
     def _settle(self) -> None:
         """Check the candidates until each is decided, or the rounds are over."""
@@ -264,7 +273,7 @@ class Comparison:
         was_settled = one.last is not None and self.cut >= one.last[2]
         if one.target == NO_TARGET:
             return _refused(one, was_settled=was_settled)
-        if one.expected is None and self.spool.is_refused(one.key):
+        if one.expected is None and self.spool.is_refused(one):
             return "same"  # counted with its key
         digest = None if one.expected is None else one.expected.digest
         return judge(

@@ -72,6 +72,14 @@ def test_local_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Pat
     run_local_drain(run_dag, connect, tmp_path)
 
 
+def test_nightly_verify(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+    run = run_dag(example("nightly_verify", "nightly_verify"))
+    assert run.state == "success"
+    report = run.result("verify")
+    assert (report["compared"], report["differences"], report["ranked"]) == (2, 0, False)
+
+
 def test_compact_and_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
     connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
     run = run_dag(example("compact_and_drain", "compact_and_drain"))
@@ -205,6 +213,7 @@ def test_all_examples_run_together_on_one_store(
         "recount_and_publish",
         "mapped_drain",
         "local_drain",
+        "nightly_verify",
         "react_to_changes",
         "wait_for_export",
     }

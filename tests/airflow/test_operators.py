@@ -38,7 +38,11 @@ from export_queue.core.drain import DrainRequest
 from export_queue.core.locks import claim
 from export_queue.hooks.connections import MissingConnection
 from export_queue.hooks.tasks import task_name
-from export_queue.operators import ExportQueueConfigureOperator, ExportQueueDrainOperator
+from export_queue.operators import (
+    ExportQueueConfigureOperator,
+    ExportQueueDrainOperator,
+    ExportQueueVerifyOperator,
+)
 
 
 @pytest.fixture
@@ -385,3 +389,32 @@ def test_a_task_has_one_name_over_its_tries() -> None:
 
     assert task_name(instance(-1, 1)) == task_name(instance(-1, 2)) == task_name(instance(None, 1)) == "d/r/g.t"
     assert task_name(instance(3, 1)) == "d/r/g.t/3"
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+def some_orders() -> Any:
+    """The first three orders, and one that nobody has added."""
+    return [(f"customer {i}", {"total": i}) for i in (0, 1, 2, 7)]
+
+
+def the_orders() -> Any:
+    """What the queue was given."""
+    return [(f"customer {i}", {"total": i}) for i in range(3)]
+
+
+def test_verify_succeeds_without_differences_and_fails_at_once_with_them(
+    airflow_store: Any, run_task: Any, copies: Any
+) -> None:
+    add(airflow_store, 3)
+    compared = {"queue_id": "orders", "sink_conn_id": "copies"}
+    run_task(ExportQueueDrainOperator, **compared)
+    report = run_task(ExportQueueVerifyOperator, **compared, source=f"{__name__}:the_orders")
+    assert (report["compared"], report["differences"], report["sink"]) == (3, 0, "copies")
+    with pytest.raises(AirflowFailException) as raised:
+        run_task(ExportQueueVerifyOperator, **compared, source=f"{__name__}:some_orders")
+    assert "1 differences (1 missing)" in str(raised.value)
+    assert "missing: orders customer 7" in str(raised.value)
+    with pytest.raises(InvalidArgument, match="no_orders"):
+        run_task(ExportQueueVerifyOperator, **compared, source=f"{__name__}:no_orders")

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
-DAGS = ("recount", "publish", "set_up_orders", "mapped_drain", "local_drain", "react_to_changes", "wait_for_export")
+DAGS = (
+    "recount",
+    "publish",
+    "set_up_orders",
+    "mapped_drain",
+    "local_drain",
+    "nightly_verify",
+    "react_to_changes",
+    "wait_for_export",
+)
 HEAVY = ("pyspark", "redis", "elasticsearch", "pyarrow", "pandas", "psycopg", "psycopg2")
 
 PROGRAM = """
@@ -45,7 +54,7 @@ def test_airflow_finds_all_examples_without_errors(airflow_database: Path) -> No
 
 @pytest.mark.parametrize(
     "dag_id",
-    ["recount", "publish", "set_up_orders", "mapped_drain", "local_drain", "react_to_changes", "wait_for_export"],
+    DAGS,
 )
 def test_examples_can_be_stored_by_the_dag_processor(airflow_database: Path, dag_id: str) -> None:
     from airflow.dag_processing.dagbag import DagBag

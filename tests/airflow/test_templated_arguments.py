@@ -21,6 +21,7 @@ from export_queue.operators import (
     ExportQueueSparkCompactOperator,
     ExportQueueSparkDrainOperator,
     ExportQueueSparkLoadOperator,
+    ExportQueueVerifyOperator,
 )
 from export_queue.sensors import ExportQueueDrainedSensor, ExportQueueNotificationSensor, ExportQueueSensor
 
@@ -81,6 +82,9 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
         "value": ("document", "value"),
         "latest_by": ("at", None),
     },
+    ExportQueueVerifyOperator: STORE
+    | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}
+    | {"source": ("module:orders", REQUIRED)},
     ExportTransactionOperator: STORE,
     ExportQueueSensor: STORE | {"queue_id": ("orders", REQUIRED), "ranges": ([[0, 101]], None), "groups": (4, None)},
     ExportQueueNotificationSensor: STORE

@@ -87,6 +87,11 @@ def fields(name: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", line.partition(": ")[2].partition(". ")[0]))
 
 
+def delivered() -> list[tuple[str, Any]]:
+    """What the drain of the next test delivers."""
+    return [("anna", 1), ("ben", '"2"')]
+
+
 def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
     url, copies = f"sqlite:///{tmp_path}/store.db", f"sqlite:///{tmp_path}/copies.db"
     seen: dict[str, Any] = {}
@@ -128,6 +133,7 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
         run("ddl", "orders", "--sink", copies)
         run("drain", "orders", "--sink", copies)
         run("wait", "orders", "--timeout", "0")
+        run("verify", "orders", "--sink", copies, "--source", f"{__name__}:delivered")
         run("sweep", copies)
         run("readmit", "orders", copies)
         queue = store.queue("orders")

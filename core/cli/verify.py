@@ -1,0 +1,65 @@
+"""``export-queue verify``: what a sink holds against what it should hold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from export_queue.core.cli.console import FAILED, Result
+from export_queue.core.cli.naming import search_current_folder
+from export_queue.core.cli.options import AsJson, QueueId, SinkName, SinkOptions, SinkText, StoreOptions, command
+from export_queue.core.cli.stopping import sigterm_interrupts
+from export_queue.core.progress_bar import ProgressBar
+from export_queue.core.verify import VerifyProgress, VerifyRequest, verify_as_requested
+
+_STEPS = {"source": "the source", "sink": "the sink", "check": "checked again"}
+
+
+@command()
+def verify(
+    queue_id: QueueId,
+    sink: SinkText,
+    store: StoreOptions,
+    sink_options: SinkOptions,
+    source: Annotated[
+        str,
+        typer.Option(metavar="MODULE:NAME", help="function that yields keys and values, or a source"),
+    ],
+    exporter: Annotated[
+        str | None, typer.Option(metavar="MODULE:NAME", help="exporter of the drains; by default the stored one")
+    ] = None,
+    sink_name: SinkName = None,
+    as_json: AsJson = False,
+) -> Iterator[Result]:
+    """Compare the records of a sink with the content of a queue. Producers and drains may continue.
+
+    No record is written. Status 1 means that there are differences. Entries that are pending, younger than the
+    comparison or dead letters are no differences.
+    """
+    search_current_folder()
+    with sink_options.describe(sink, name=sink_name) as described, store.open() as opened:
+        request = VerifyRequest(queue_id=queue_id, sink_name=described.name, source=source, exporter=exporter)
+        with sigterm_interrupts(), _shown_progress(f"{queue_id} ↔ {described.name}") as on_progress:
+            report = verify_as_requested(opened, described, request, on_progress=on_progress)
+    yield Result(json=report.to_dict(), lines=report.lines())
+    if report.differences:
+        raise typer.Exit(FAILED)
+
+
+@contextlib.contextmanager
+def _shown_progress(title: str) -> Iterator[Callable[[VerifyProgress], None] | None]:
+    """Show on a terminal which step is under way, and how many records it has read."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with ProgressBar(console, title, total=0) as bar:
+
+        def on_progress(progress: VerifyProgress) -> None:
+            bar.show(done=progress.records, remark=_STEPS[progress.step])
+
+        yield on_progress

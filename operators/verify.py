@@ -1,0 +1,94 @@
+"""The operator that compares a sink with the content of its queue, in the Airflow worker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from export_queue.core.arguments import required_text
+from export_queue.hooks import ExportQueueHook, environment, resolve_sink
+from export_queue.hooks.rendered import Reader
+from export_queue.operators.drain_task import DrainTask
+from export_queue.operators.stopping import StoppableTask
+from export_queue.operators.terminal import terminal_errors_fail_at_once
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from export_queue.core.sinks import SinkSpec
+
+_SHARED = ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter", "export_queue_conn_id")
+"""Arguments of a drain that a comparison has too."""
+
+
+class ExportQueueVerifyOperator(StoppableTask):
+    """Compare the records of a sink with the content of a queue, in the Airflow worker.
+
+    Success means that there are no differences. Entries that are pending, younger than the comparison or dead letters
+    are none. With differences the task fails without a retry; its error has their number and up to ten samples of each
+    kind.
+
+    :param queue_id: the queue, or the subscription that drains into the sink. (templated)
+    :param source: import path ``module:name`` of a function that yields the keys and values that the queue's consumers
+        should have, or of a :class:`~export_queue.Source`. (templated)
+    :param sink_conn_id: connection of the sink, as for
+        :class:`~export_queue.operators.drain.ExportQueueDrainOperator`. (templated)
+    :param sink_options: options that the connection does not have; the stored ones need not be repeated. (templated)
+    :param sink: instead of ``sink_conn_id``: the description of a sink, or the import path ``module:factory`` of your
+        own sink. (templated)
+    :param exporter: the exporter of the drains; None for the stored one. (templated)
+    :param export_queue_conn_id: connection of the store. (templated)
+    """
+
+    readers: ClassVar[Mapping[str, Reader]] = {name: DrainTask.readers[name] for name in _SHARED} | {
+        "source": required_text
+    }
+    template_fields: Collection[str] = tuple(readers)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"sink_options": "json", "sink": "json"}
+    ui_color = "#dff0d8"
+
+    def __init__(
+        self,
+        *,
+        queue_id: str,
+        source: str,
+        sink_conn_id: str | None = None,
+        sink_options: Mapping[str, Any] | str | None = None,
+        sink: SinkSpec | Mapping[str, Any] | str | None = None,
+        exporter: str | None = None,
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.queue_id = queue_id
+        self.source = source
+        self.sink_conn_id = sink_conn_id
+        self.sink_options = sink_options
+        self.sink = sink
+        self.exporter = exporter
+        self.export_queue_conn_id = export_queue_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Compare.
+
+        :returns: the report, as plain values.
+        """
+        from export_queue.core.verify import VerifyRequest, verify_as_requested
+
+        with terminal_errors_fail_at_once():
+            self.read_arguments()
+            described = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
+            name = described.spec.name
+            request = VerifyRequest(queue_id=self.queue_id, sink_name=name, source=self.source, exporter=self.exporter)
+            with (
+                ExportQueueHook(self.export_queue_conn_id).get_store() as store,
+                environment(described.variables),
+                self.interruptible(),
+            ):
+                report = verify_as_requested(store, described.spec, request, on_progress=self.check_killed)
+        if report.differences:
+            raise AirflowFailException("\n".join(report.lines()))
+        self.log.info("%s", report.line())
+        return report.to_dict()
