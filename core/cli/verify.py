@@ -26,9 +26,9 @@ def verify(
     store: StoreOptions,
     sink_options: SinkOptions,
     source: Annotated[
-        str,
+        str | None,
         typer.Option(metavar="MODULE:NAME", help="function that yields keys and values, or a source"),
-    ],
+    ] = None,
     exporter: Annotated[
         str | None, typer.Option(metavar="MODULE:NAME", help="exporter of the drains; by default the stored one")
     ] = None,

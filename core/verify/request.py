@@ -16,7 +16,7 @@ AnySource = str | Source | Callable[[], Iterable[tuple[Any, Any]]]
 class VerifyOptions(TypedDict, total=False):
     """The options of a comparison besides its queue and its sink; see :class:`VerifyRequest`."""
 
-    source: AnySource
+    source: AnySource | None
     exporter: object | None
     rounds: int
 
@@ -36,7 +36,7 @@ class VerifyRequest:
 
     queue_id: str
     sink_name: str
-    source: AnySource
+    source: AnySource | None = None
     exporter: object | None = None
     rounds: int = 6
 
@@ -66,14 +66,16 @@ class VerifyRequest:
         return getattr(self.source, "__name__", type(self.source).__name__)
 
 
-def find_source(source: AnySource) -> Source:
+def find_source(source: AnySource | None) -> Source:
     """Return the source that a name or a function means. This is the only place where names are read.
 
     :raises InvalidArgument: the name leads to nothing, or to something else than a source or a function.
     """
     found: object = source
+    hint = "name a function that yields the keys and values that the sink should have, or a source: module:name"
+    if source is None:
+        raise InvalidArgument("verify needs a source, found none", hint=hint)
     if isinstance(source, str):
-        hint = "name a source or a function that yields keys and values: module:name"
         found = import_object(source, error=InvalidArgument, hint=hint)
     if isinstance(found, type):
         found = found()

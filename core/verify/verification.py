@@ -243,10 +243,10 @@ class Comparison:
         read_waiting(self.database, self.reader, self.exporter, self._scannable, self.spool)
         checked = 0
         for page in self.spool.pages():
-            found, newest = self._look_up(page)
+            found, floors, newest = self._look_up(page)
             decided: list[Candidate] = []
             for one in page:
-                verdict = self._judge(one, found[one.number], newest)
+                verdict = self._judge(one, found[one.number], floors[one.target], newest)
                 if verdict != "younger" or is_last:
                     self._count(verdict, one, found[one.number])
                     decided.append(one)
@@ -255,9 +255,9 @@ class Comparison:
             checked += len(page)
             self._progress("check", checked)
 
-    def _look_up(self, page: Sequence[Candidate]) -> tuple[dict[int, Version], int]:
-        """Read the records of candidates, and draw an id of the store after that."""
-        found = {one.number: ABSENT for one in page}
+    def _look_up(self, page: Sequence[Candidate]) -> tuple[dict[int, Version], dict[int, int], int]:
+        """Read the records of candidates, then the floors of their targets, and draw an id of the store after that."""
+        found, floors = {one.number: ABSENT for one in page}, {NO_TARGET: 0}
         by_target: defaultdict[int, list[Candidate]] = defaultdict(list)
         for one in page:
             by_target[one.target].append(one)
@@ -266,10 +266,11 @@ class Comparison:
                 records = self._scannable.look_up(self.spool.target(target), [one.id for one in own])
                 for one, rank, document in zip(own, records.ranks, records.documents, strict=True):
                     found[one.number] = Version(rank, digest_of(document))
+                floors[target] = self._scannable.floor_of(self.spool.target(target))
         with self.database.connect() as connection:
-            return found, self.database.dialect.steps.draw(connection)
+            return found, floors, self.database.dialect.steps.draw(connection)
 
-    def _judge(self, one: Candidate, found: Version, newest: int) -> Verdict:
+    def _judge(self, one: Candidate, found: Version, floor: int, newest: int) -> Verdict:
         was_settled = one.last is not None and self.cut >= one.last[2]
         if one.target == NO_TARGET:
             return _refused(one, was_settled=was_settled)
@@ -283,7 +284,7 @@ class Comparison:
                 expires=one.expires,
                 cut=self.cut,
                 newest=newest,
-                floor=self._scannable.floor_of(self.spool.target(one.target)),
+                floor=floor,
                 queued=one.queued,
                 dead=one.dead,
                 is_ranked=self.is_ranked,

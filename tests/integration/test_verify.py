@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.support.kept_entries import KeptEntries
 from tests.support.planted import PLANTERS, Planter, opened
 
@@ -20,11 +21,13 @@ from export_queue import (
     Put,
     SinkBindingError,
     SinkConfigurationError,
+    SqlSink,
     Store,
     VerifyReport,
     drain,
     verify,
 )
+from export_queue.core.sinks import CompositeSink
 from export_queue.core.sources import FunctionSource
 
 pytestmark = [
@@ -271,6 +274,8 @@ def test_what_cannot_be_compared_is_refused(orders: Store, memory: MemorySink) -
         check(orders, memory, speed=7)
     with pytest.raises(InvalidArgument, match="expected a source or a function, found int"):
         check(orders, memory, source=7)
+    with pytest.raises(InvalidArgument, match="needs a source, found none"):
+        verify(orders, "orders/sink", memory, sink_name="sink")
 
 
 def test_progress_is_reported(orders: Store, memory: MemorySink) -> None:
@@ -281,3 +286,82 @@ def test_progress_is_reported(orders: Store, memory: MemorySink) -> None:
     assert {one.step for one in seen} == {"source", "sink", "check"}
     assert report.missing == 32
     assert len(report.samples["missing"]) == 10
+
+
+TYPED = {
+    "name": "text",
+    "count": "integer",
+    "ratio": "real",
+    "price": "numeric",
+    "open": "boolean",
+    "more": "json",
+    "at": "timestamp",
+}
+ROWS: list[dict[str, Any]] = [
+    {"name": "Zürich", "count": 7, "ratio": 0.1, "price": 1.1, "open": True, "more": {"b": [1, 2.5], "a": None}},
+    {"name": "", "count": -(2**62), "ratio": 1e-300, "price": 12, "open": False, "more": [], "at": "2026-07-01"},
+    {"name": "1e3", "count": 0, "ratio": 3, "price": 1e2, "more": {"n": 1e2, "m": 1.0, "é": "\u2028"}},
+    {"at": "2026-07-01T12:00:00.123456+02:00", "more": "text", "ratio": -0.0, "price": 0.0},
+    {"at": "2026-07-01 12:00:00", "more": {"deep": {"z": 1, "a": [True, False]}}, "price": -1234.5, "other": 1},
+    {},
+]
+KEYS: dict[str, Any] = {
+    "text": ("id", lambda n: f"Ä {n}"),
+    "integer": ({"no": "integer"}, str),
+    "uuid": ({"no": "uuid"}, lambda n: f"00000000-0000-4000-8000-{n:012d}"),
+    "date": ({"day": "date"}, lambda n: f"2026-01-{n + 1:02d}"),
+    "several": ({"shop": "text", "no": "integer"}, lambda n: f'["a {n}",{n}]'),
+}
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"])
+@pytest.mark.parametrize("kind", KEYS)
+def test_columns_are_compared_by_their_types(
+    orders: Store, request: pytest.FixtureRequest, database: str, kind: str
+) -> None:
+    """Whatever a database makes of a value, it does not differ from itself, and one that was changed does."""
+    key, name = KEYS[kind]
+    planter = PLANTERS[database](request)
+    url = planter.options["url"]  # type: ignore[attr-defined]
+    add(orders, {name(n): row for n, row in enumerate(ROWS)})
+    add(orders, {name(len(ROWS)): None})
+    sink = SqlSink(url, key=key, columns=TYPED)
+    try:
+        assert deliver(orders, sink).dead == 0
+        report = check(orders, sink)
+        assert (report.differences, report.dead, report.scanned) == (0, 0, len(ROWS) + 1), report.lines()
+        changes = {"name": "'Genf'", "count": "8", "more": "'{}'", "ratio": "0.2"}
+        for column, value in changes.items():
+            with planter.engine.begin() as connection:  # type: ignore[attr-defined]
+                before = connection.execute(sa.text(f"SELECT {column} FROM orders WHERE price = 1.1")).scalar_one()
+                back = json.dumps(before) if isinstance(before, dict) else before
+                connection.execute(sa.text(f"UPDATE orders SET {column} = {value} WHERE price = 1.1"))
+            assert check(orders, sink).different == 1, column
+            with planter.engine.begin() as connection:  # type: ignore[attr-defined]
+                connection.execute(sa.text(f"UPDATE orders SET {column} = :back WHERE price = 1.1"), {"back": back})
+            assert check(orders, sink).differences == 0, column
+    finally:
+        sink.close()
+        planter.engine.dispose()  # type: ignore[attr-defined]
+
+
+def test_parts_of_a_composite_sink_are_compared(orders: Store) -> None:
+    parts = [("left", MemorySink()), ("right", MemorySink())]
+    sink = CompositeSink(parts)
+    fill(orders, sink)
+    assert check(orders, sink).differences == 0
+    del parts[0][1]._contents.documents["orders", b"r20"]
+    parts[1][1]._contents.documents["orders", b"r21"] = b"x"
+    report = check(orders, sink)
+    assert {kind: [str(one.target) for one in found] for kind, found in report.samples.items()} == {
+        "missing": ["left: orders"],
+        "different": ["right: orders"],
+    }
+
+
+def test_many_differences_take_bounded_time_and_samples(orders: Store, memory: MemorySink) -> None:
+    add(orders, {f"r{n}": document(n) for n in range(5000)})
+    deliver(orders, memory)
+    memory.clear()
+    report = check(orders, memory)
+    assert (report.missing, len(report.samples["missing"])) == (5000, 10)

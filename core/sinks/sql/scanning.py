@@ -161,6 +161,10 @@ def _decimal(value: Any) -> str:
     return normal_decimal(Decimal(repr(value) if isinstance(value, float) else _text(value).strip()))
 
 
+def _real(value: float) -> str:
+    return repr(value or 0.0)  # not every database keeps the sign of zero
+
+
 def _boolean(value: Any) -> str:
     return str(_text(value).strip().lower() in _TRUE)
 
@@ -179,7 +183,7 @@ def _moment(value: Any) -> str:
 _NORMAL: Mapping[str, Callable[[Any], str]] = {
     "text": _text,
     "integer": lambda value: str(int(value if isinstance(value, int) else _text(value))),
-    "real": lambda value: repr(float(value if isinstance(value, int | float | Decimal) else _text(value))),
+    "real": lambda value: _real(float(value if isinstance(value, int | float | Decimal) else _text(value))),
     "numeric": _decimal,
     "boolean": _boolean,
     "json": _json,
