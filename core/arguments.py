@@ -67,6 +67,12 @@ def names(value: Any, *, what: str) -> list[str] | None:
     return [found for one in value if (found := text(one, what=what)) is not None]
 
 
+def columns(value: Any, *, what: str) -> list[str] | None:
+    """Read the name of a column, or a list of names."""
+    found = decoded(value)
+    return names(found if found is None or _is_list(found) else [text(value, what=what)], what=what)
+
+
 def mapping(value: Any, *, what: str) -> dict[str, Any] | None:
     """Read a mapping of names to values, or its JSON. The text ``None`` stands for None."""
     found = decoded(value)
@@ -122,6 +128,14 @@ def whole_number(value: Any, *, what: str, least: int = 0) -> int:
     return number
 
 
+def number_or_part(value: Any, *, what: str) -> float:
+    """Read a number: a whole number, or a part from 0 to 1."""
+    found = decoded(_unquoted(value))
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise InvalidArgument(f"{what}: expected a part from 0 to 1 or a whole number, found {value!r}")
+    return found
+
+
 def choice(value: Any, *, what: str, allowed: Sequence[str]) -> str:
     """Read one of some texts."""
     if value not in allowed:
@@ -138,6 +152,17 @@ def seconds(value: Any, *, what: str, may_be_zero: bool = False) -> float:
     if isinstance(value, bool) or not math.isfinite(found) or found < 0 or (found == 0 and not may_be_zero):
         raise InvalidArgument(f"{what}: expected seconds {'from' if may_be_zero else 'above'} 0, found {value!r}")
     return found
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def duration(value: Any, *, what: str) -> float:
+    """Read a time in seconds that may be text with a unit, such as ``7d``, ``12h``, ``30m`` or ``45s``."""
+    text = _unquoted(value)
+    if isinstance(text, str) and text[-1:] in _UNITS:
+        return seconds(text[:-1], what=what, may_be_zero=True) * _UNITS[text[-1]]
+    return seconds(text, what=what, may_be_zero=True)
 
 
 def _is_list(value: Any) -> bool:

@@ -95,6 +95,19 @@ class SecretNotFound(ConfigurationError):
     """A reference to a secret leads nowhere."""
 
 
+class StateIncomplete(ConfigurationError):
+    """The state of a queue lacks what was committed before it began."""
+
+    default_hint = (
+        "make its first load: with store.first_load(store.state(queue_id).id) as load; or, if nothing was committed "
+        "before, store.waive_first_load(store.state(queue_id).id)"
+    )
+
+
+class MirrorRefused(ExportQueueError):
+    """A mirror load would delete more records than it is allowed to."""
+
+
 class EntryError(ExportQueueError, ValueError):
     """The queue refuses a key or value."""
 

@@ -3,6 +3,7 @@
 from export_queue.operators.compact import ExportQueueCompactOperator
 from export_queue.operators.configure import ExportQueueConfigureOperator
 from export_queue.operators.drain import ExportQueueDrainOperator
+from export_queue.operators.mirror import ExportQueueMirrorOperator
 from export_queue.operators.spark_compact import ExportQueueSparkCompactOperator
 from export_queue.operators.spark_drain import ExportQueueSparkDrainOperator
 from export_queue.operators.spark_load import ExportQueueSparkLoadOperator
@@ -12,6 +13,7 @@ __all__ = [
     "ExportQueueCompactOperator",
     "ExportQueueConfigureOperator",
     "ExportQueueDrainOperator",
+    "ExportQueueMirrorOperator",
     "ExportQueueSparkCompactOperator",
     "ExportQueueSparkDrainOperator",
     "ExportQueueSparkLoadOperator",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from export_queue.core.arguments import given, mapping, names, required_text, seconds, text, whole_number
+from export_queue.core.arguments import duration, given, mapping, names, required_text, seconds, text, whole_number
 from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional
@@ -30,6 +30,9 @@ class ExportQueueConfigureOperator(RenderedTask):
     :param coalesce: ``latest`` lets compactions keep only the latest entry of each key; None keeps all. (templated)
     :param subscriptions: names of the queue's subscriptions, each of which receives every entry; by default none.
         (templated)
+    :param state: whether the queue remembers the latest entry of each key, for mirrors and verification.
+    :param history: how long the state keeps former values: seconds, or text such as ``7d``; by default an hour.
+        (templated)
     :param tables: tables that the transactions write, with the options of ``Store.configure_table``:
         ``{"airports": {"row": "str", "value": "json"}}``. (templated)
     :param create_store: create the store if it does not exist, which needs the right to create tables; if False, run
@@ -46,6 +49,7 @@ class ExportQueueConfigureOperator(RenderedTask):
         "max_value_bytes": optional(whole_number, default=1 << 20),
         "coalesce": text,
         "subscriptions": names,
+        "history": optional(duration),
         "tables": mapping,
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
@@ -65,6 +69,8 @@ class ExportQueueConfigureOperator(RenderedTask):
         exclusive: bool = False,
         coalesce: str | None = None,
         subscriptions: Sequence[str] | str | None = None,
+        state: bool = False,
+        history: float | str | None = None,
         tables: Mapping[str, Mapping[str, Any]] | str | None = None,
         create_store: bool = True,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
@@ -80,6 +86,8 @@ class ExportQueueConfigureOperator(RenderedTask):
         self.exclusive = exclusive
         self.coalesce = coalesce
         self.subscriptions = subscriptions
+        self.state = state
+        self.history: Any = history
         self.tables: Any = tables
         self.create_store = create_store
         self.export_queue_conn_id = export_queue_conn_id
@@ -108,6 +116,8 @@ class ExportQueueConfigureOperator(RenderedTask):
                 exclusive=self.exclusive,
                 coalesce=self.coalesce,
                 subscriptions=self.subscriptions,
+                state=self.state,
+                history=self.history,
             )
             for name, options in tables.items():
                 store.configure_table(name, **options)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         LeaseLost,
         LockError,
         LockNotAvailable,
+        MirrorRefused,
         NotExported,
         OptionsDiffer,
         OtherCluster,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         SinkUnavailable,
         SnapshotTooOld,
         SparkJobFailed,
+        StateIncomplete,
         StoreError,
         StoreNotCreated,
         StoreReplaced,
@@ -120,6 +122,7 @@ if TYPE_CHECKING:
         register_data_source,
         write_transactional,
     )
+    from export_queue.core.state import MirrorReport, State
     from export_queue.core.store import Limits, Outcome, StoreSpec
     from export_queue.core.transactions import Level, Participant, Transaction
     from export_queue.core.verify import VerifyReport, verify
@@ -183,6 +186,8 @@ __all__ = [
     "LockNotAvailable",
     "Mark",
     "MemorySink",
+    "MirrorRefused",
+    "MirrorReport",
     "NotExported",
     "Operations",
     "OptionsDiffer",
@@ -218,6 +223,8 @@ __all__ = [
     "Source",
     "SparkJobFailed",
     "SqlSink",
+    "State",
+    "StateIncomplete",
     "Store",
     "StoreError",
     "StoreNotCreated",
@@ -273,6 +280,7 @@ _ROOMS = {
         "CompactJob DrainJob LoadReport Submitter bucket_column compact_job drain_job register_data_source "
         "write_transactional"
     ),
+    "state": "MirrorReport State",
     "store": "Limits Outcome StoreSpec",
     "retry": "Retry",
     "sources": "Content FunctionSource Source",

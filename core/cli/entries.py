@@ -29,7 +29,7 @@ def peek(
     values: Annotated[bool, typer.Option("--values", help="also show values")] = False,
 ) -> Result:
     """Show pending entries in the order in which a drain reads them; nothing is removed."""
-    chosen = None if key is None and key_hex is None else _key(store, queue_id, key, key_hex)
+    chosen = None if key is None and key_hex is None else chosen_key(store, queue_id, key, key_hex)
     rows = [
         {"queue": reader.id, **_entry(one)} | ({"value": text_of_bytes(one.value)} if values else {})
         for reader in readers_of(store, queue_id)
@@ -46,14 +46,14 @@ def why(
     key_hex: KeyHex = None,
 ) -> Result:
     """Explain what happened to one key: its last commit, pending entries, dead letters, and the drains of its unit."""
-    chosen = _key(store, queue_id, key, key_hex)
+    chosen = chosen_key(store, queue_id, key, key_hex)
     stories = [store.why(reader.id, chosen) for reader in readers_of(store, queue_id)]
     is_queue = [story.queue.id for story in stories] == [queue_id]
     lines = [line for story in stories for line in (*_lines(story), "")]
     return Result(json=_story(stories[0]) if is_queue else [*map(_story, stories)], lines=lines[:-1])
 
 
-def _key(store: Store, queue_id: str, key: str | None, key_hex: str | None) -> Any:
+def chosen_key(store: Store, queue_id: str, key: str | None, key_hex: str | None) -> Any:
     """Decode a key from the command line with the queue's codec."""
     if (key is None) == (key_hex is None):
         raise typer.BadParameter("which key? give it as text, or by --key-hex")

@@ -42,7 +42,7 @@ def segments(
 ) -> Result:
     """List the segments of a queue or subscription: which are pending, and which others have replaced."""
     with store.database.read() as work:
-        queue = find_reader(work, queue_id)
+        queue = find_reader(work, queue_id, states=True)
         found = [one for layout in queue.layouts() for one in list_segments(work, queue.laid_out_as(layout))]
     states = ", ".join(f"{count} {state}" for state, count in Counter(one.state for one in found).items())
     lines = [f"{len(found)} segments: {states}"] if found else []

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from sqlalchemy import URL
+
 from export_queue.core.callables import check_runs
 from export_queue.core.client import Store
 from export_queue.core.drivers import check_sql_url, parse_url, password_of, redis_target
@@ -102,6 +104,13 @@ def named_sink(
         if password is not None and "password" not in described["secrets"]:
             described["secrets"]["password"] = f"env:{SINK_PASSWORD}"
         yield SinkSpec.from_dict(described)
+
+
+def database_of(text: str) -> URL:
+    """Return the URL of the SQL database that a text names."""
+    url = parse_url(_followed(text, "--database"), where="--database", hint="expected postgresql://user@host/database")
+    check_sql_url(url, where="--database")
+    return url
 
 
 def _followed(text: str, option: str) -> str:

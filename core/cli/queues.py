@@ -93,6 +93,10 @@ class QueueOptions:
         list[str] | None,
         typer.Option("--subscription", metavar="NAME", help="a reader of the queue; repeat it for each reader"),
     ] = None
+    state: Annotated[bool, typer.Option("--state", help="remember the latest entry of each key")] = False
+    history: Annotated[
+        str | None, typer.Option(help="how long the state keeps former values, such as 7d; by default 1h")
+    ] = None
 
 
 @command()
@@ -115,6 +119,11 @@ class QueueChanges:
         int | None, typer.Option(min=1, help="number of buckets; pending entries are drained from the previous buckets")
     ] = None
     buckets_per_range: Annotated[int | None, typer.Option(min=1, help="buckets in a unit; likewise")] = None
+    state: Annotated[
+        bool | None,
+        typer.Option(help="whether to remember the latest entry of each key; --no-state deletes it"),
+    ] = None
+    history: Annotated[str | None, typer.Option(help="how long the state keeps former values, such as 7d")] = None
     guard: Annotated[
         Literal["seq", "fence"],
         typer.Option(help="guard of the queue's sinks: fence, or seq, which allows pending entries meanwhile"),
@@ -124,11 +133,12 @@ class QueueChanges:
         """Return the changes, named as in :meth:`Store.alter_queue`."""
         if self.coalesce is not None and self.no_coalesce:
             raise typer.BadParameter("expected one of --coalesce and --no-coalesce, found both")
-        names = ("max_value_bytes", "exclusive", "coalesce", "buckets", "buckets_per_range")
+        names = ("max_value_bytes", "exclusive", "coalesce", "buckets", "buckets_per_range", "state", "history")
         found = {name: getattr(self, name) for name in names} | ({"coalesce": False} if self.no_coalesce else {})
         if all(option is None for option in found.values()):
             raise typer.BadParameter(
-                "nothing to alter: give --max-value-bytes, --exclusive, --coalesce, --buckets or --buckets-per-range"
+                "nothing to alter: give --max-value-bytes, --exclusive, --coalesce, --buckets, --buckets-per-range, "
+                "--state or --history"
             )
         return found
 
@@ -243,6 +253,8 @@ def _options(queue: Queue, store: Store) -> dict[str, Any]:
         "queue": queue.id,
         **{name: getattr(queue, name) for name in names},
         "layout": queue.layout,
+        "state": queue.history_ms is not None,
+        "history": None if queue.history_ms is None else queue.history_ms / 1000,
         "drains_out": [layout.number for layout in queue.older],
         "subscriptions": [reader.id for reader in store.subscriptions(queue.id)],
     }

@@ -11,6 +11,7 @@ from export_queue.core.drain import token_of
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import Queue
 from export_queue.core.segments import BulkWriter, OnDuplicate
+from export_queue.core.state import MirrorWriter
 from export_queue.core.store import added_to_subscription
 from export_queue.core.tables import Table
 from export_queue.core.transactions import Level, OpenTransaction, Participant
@@ -25,7 +26,7 @@ class TransactionContext:
     def __init__(self, catalogue: Catalogue, transaction: OpenTransaction) -> None:
         self._catalogue = catalogue
         self._transaction = transaction
-        self._writers: dict[str, BulkWriter] = {}
+        self._writers: dict[str, MirrorWriter] = {}
 
     @property
     def id(self) -> int:
@@ -61,8 +62,8 @@ class TransactionContext:
         self._transaction.require_open()
         return Table(self._transaction, self._catalogue.table(name, self._transaction.bound), self._catalogue.observed)
 
-    def queue(self, queue_id: str) -> BulkWriter:
-        """Return a queue, to add entries to it.
+    def queue(self, queue_id: str) -> MirrorWriter:
+        """Return a queue, to add entries to it, or to mirror a data set.
 
         :raises UnknownQueue: the store has no such queue.
         :raises InvalidArgument: it is a subscription; add to its queue instead.
@@ -72,7 +73,7 @@ class TransactionContext:
             queue = self._catalogue.queue(queue_id)
             if queue.parent is not None:
                 raise added_to_subscription(queue.id)
-            self._writers[queue_id] = BulkWriter(self._transaction, queue)
+            self._writers[queue_id] = MirrorWriter(self._transaction, queue)
         return self._writers[queue_id]
 
     def join(self, participant: Participant) -> None:

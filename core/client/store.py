@@ -35,6 +35,7 @@ from export_queue.core.queue import Backlog, Discarded, Mark, Queue, QueuedEntry
 from export_queue.core.retry import Retry
 from export_queue.core.segments import Candidates, CompactionReport, compact, delete_aborted, peek
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec
+from export_queue.core.state import MirrorReport, State
 from export_queue.core.store import (
     DEFAULT_SCHEMA,
     Clock,
@@ -561,6 +562,25 @@ class Store:
             raise
         with self.database.begin() as work:
             stored.note_first_load(work, reader, load=number)
+
+    def state(self, queue_id: str) -> State:
+        """Return the state of a queue: the latest entry of each key.
+
+        :raises InvalidArgument: the queue has no state, which is an option: ``configure_queue(…, state=True)``.
+        """
+        return State(self._checked, queue_id)
+
+    def mirror(self, queue_id: str, data: Any, *, timeout: float | None = None, **options: Any) -> MirrorReport:
+        """Make the state of a queue equal to a data set, in a long transaction of its own.
+
+        :param queue_id: the queue, which has a state.
+        :param data: the data set; see :meth:`MirrorWriter.mirror`, which has the options and errors, too.
+        :param timeout: seconds until the commit is refused; 24 hours by default.
+        :param options: ``key``, ``value``, ``scope``, ``max_deletes``, ``dry_run`` and ``settle_timeout``.
+        :returns: the numbers of new, changed, deleted and unchanged records.
+        """
+        with self.transaction(long=True, timeout=timeout) as tx:
+            return tx.queue(queue_id).mirror(data, **options)
 
     def observe(self, table: str, column: str | bytes, function: Observer, kind: str = "strong") -> None:
         """Register a function that :meth:`process_notifications` calls for each row whose cell in a column was written.

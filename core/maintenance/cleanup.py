@@ -29,6 +29,7 @@ from export_queue.core.maintenance import pages
 from export_queue.core.maintenance.pages import CELLS, KEYS, CleanPage, pages_of
 from export_queue.core.queue import KEPT
 from export_queue.core.segments import GRACE_SECONDS, HIDDEN_SECONDS, Vacuumed, vacuum_segments
+from export_queue.core.state import trim
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import MAX_SHORT_SECONDS, expire, prune
 
@@ -89,6 +90,8 @@ class MaintenanceReport:
     """Deleted attempts of drains that were killed or revoked long ago."""
     removed: int
     """Deleted entries, dead letters and locks of removed subscriptions."""
+    replaced: int
+    """Deleted rows of states that later ones of their keys replace."""
     segment_files: int
     """Deleted files of bulk entries that every reader has read, or that no transaction has committed."""
     more: bool
@@ -107,6 +110,7 @@ class MaintenanceReport:
             f"{self.conflict_keys} conflict keys, {self.outcomes} outcomes, {self.idempotency_keys} idempotency keys, "
             f"{self.drain_reports} drain reports"
             + (f", {self.removed} rows of removed subscriptions" if self.removed else "")
+            + (f", {self.replaced} replaced rows of states" if self.replaced else "")
             + (f", {self.segment_files} files of bulk entries" if self.segment_files else "")
             + ("; more is left" if self.more else "")
             + ("; another process is cleaning up" if self.busy else "")
@@ -156,6 +160,7 @@ def maintain(
     turn.repeat(pages.clean_conflict_keys)
     turn.repeat(pages.clean_versions)
     turn.repeat(pages_of("removed", queries.readers.delete_removed))
+    replaced = trim(database, limit=limit)
     if settled_ms is not None:
         turn.forget_records(settled_ms, **ages)
     vacuumed = _vacuum(database, patience, HIDDEN_SECONDS, limit=limit, went_back=went_back)
@@ -166,8 +171,9 @@ def maintain(
         expired=expired,
         pruned=pruned,
         horizon=horizon,
+        replaced=replaced,
         segment_files=vacuumed.files,
-        more=turn.more or pruned >= limit or vacuumed.more,
+        more=turn.more or pruned >= limit or replaced >= limit or vacuumed.more,
         busy=turn.busy,
         **{name: turn.deleted[name] for name in _COUNTED},
     )

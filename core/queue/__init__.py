@@ -48,7 +48,7 @@ from export_queue.core.queue.marks import (
     user_at_host,
 )
 from export_queue.core.queue.options import LATEST, alter_queue, configure_queue
-from export_queue.core.queue.queue import Queue
+from export_queue.core.queue.queue import Queue, oldest_kept
 from export_queue.core.queue.read import (
     Backlog,
     Entries,
@@ -68,7 +68,7 @@ from export_queue.core.queue.read import (
     waiting_in_rows,
     waiting_ranges,
 )
-from export_queue.core.queue.stored_queues import bind_sink, find_queue, find_reader, list_queues
+from export_queue.core.queue.stored_queues import bind_sink, find_queue, find_reader, find_state, list_queues
 from export_queue.core.queue.subscriptions import (
     Discarded,
     missing_load,
@@ -117,6 +117,7 @@ __all__ = [
     "every_nth_key",
     "find_queue",
     "find_reader",
+    "find_state",
     "former_layouts",
     "hash_of",
     "hashes_of",
@@ -131,6 +132,7 @@ __all__ = [
     "marks",
     "missing_load",
     "note_first_load",
+    "oldest_kept",
     "peek",
     "queue_of",
     "read_again",

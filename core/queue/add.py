@@ -23,6 +23,11 @@ class QueueWriter:
         self._queue = queue
         self._added: set[bytes] = set()
 
+    @property
+    def queue(self) -> Queue:
+        """The options of the queue."""
+        return self._queue
+
     def add(self, key: Any, value: Any, *, exclusive: bool = False, replace: bool = False) -> None:
         """Add an entry. Its sequence is the transaction's id, or in a bound transaction a number drawn at the end.
 

@@ -6,6 +6,7 @@ option                 may be altered
 ``max_value_bytes``    at any time; it can be lowered from above 1 MiB only if no stored value is larger
 ``exclusive``          at any time
 ``coalesce``           at any time; also for one subscription alone, until its queue is altered again
+``state``, ``history`` at any time
 ``buckets``,           at any time if all its sinks have the guard ``seq``: the queue gets a new layout
 ``buckets_per_range``  (:mod:`layouts`), and the older one drains out. Otherwise only while the queue is empty and
                        nobody works on it: a sink with the guard ``fence`` refuses late writers unit by unit, and the
@@ -22,13 +23,22 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from export_queue.core.arguments import duration
 from export_queue.core.codecs import KEYS, VALUES, check_codec
 from export_queue.core.errors import InvalidArgument, LockNotAvailable, OptionsDiffer, QueueBusy
 from export_queue.core.queue.buckets import FIRST_LAYOUT
 from export_queue.core.queue.layouts import close_layouts
-from export_queue.core.queue.queue import Queue
+from export_queue.core.queue.queue import STATE, Queue
 from export_queue.core.queue.read import ASSUMED_BYTES
-from export_queue.core.queue.stored_queues import COLUMNS, add_reader, find_queue, queue_of_row, readers_of
+from export_queue.core.queue.stored_queues import (
+    COLUMNS,
+    add_reader,
+    children_of,
+    find_queue,
+    queue_of_row,
+    readers_of,
+    refuse_state,
+)
 from export_queue.core.queue.subscriptions import PATIENCE, shut_out_commits
 from export_queue.core.retry import Retry
 from export_queue.core.store import Database, Work, queries
@@ -38,6 +48,9 @@ MAX_BUCKETS = 1_000_000
 LATEST = "latest"
 """A value of the option ``coalesce``: compactions keep only the latest entry of each key."""
 MAX_VALUE_BYTES = 64 << 20
+HISTORY = "1h"
+"""How long a state keeps former values by default."""
+_STATE_HINT = "the history is that of the state: state=True"
 FIXED = ("key", "value")
 """Options that cannot be altered, because all existing entries depend on them."""
 _LAYOUT = ("buckets", "buckets_per_range")
@@ -56,6 +69,8 @@ def configure_queue(
     exclusive: bool = False,
     coalesce: str | None = None,
     subscriptions: Sequence[str] | None = None,
+    state: bool = False,
+    history: float | str | None = None,
 ) -> Queue:
     """Store a queue's options. The same options again change nothing.
 
@@ -72,6 +87,9 @@ def configure_queue(
         keeps all.
     :param subscriptions: names of the readers of a new queue, each of which receives every entry; None leaves readers
         unspecified.
+    :param state: whether the queue remembers the latest entry of each key: its state, see :meth:`Store.state`.
+    :param history: how long the state keeps former values, in seconds or as text such as ``7d``; an hour by default. It
+        can be read as of any time in between, and a reading may take so long.
     :raises InvalidArgument: an option is out of bounds.
     :raises CodecError: an import path leads to no codec.
     :raises OptionsDiffer: the queue exists with other options, which are listed. Buckets and units that it had before
@@ -86,6 +104,9 @@ def configure_queue(
     check_number("buckets_per_range", buckets_per_range, buckets)
     check_number("max_value_bytes", max_value_bytes, MAX_VALUE_BYTES)
     check_coalesce(coalesce)
+    history_ms = _history_ms(HISTORY if history is None else history) if state else None
+    if history is not None and not state:
+        raise InvalidArgument("history: expected with state=True, found without", hint=_STATE_HINT)
     wanted = {
         "buckets": buckets,
         "buckets_per_range": buckets_per_range,
@@ -94,6 +115,7 @@ def configure_queue(
         "max_value_bytes": max_value_bytes,
         "exclusive": exclusive,
         "coalesce": coalesce,
+        "history_ms": history_ms,
     }
     names = None if subscriptions is None else check_names(subscriptions)
     with database.read() as work:
@@ -108,6 +130,8 @@ def configure_queue(
                 queries.queues.alter_queue(work, parent.number, fans_out=True, sink=None, binding=None)
                 for name in names:
                     add_reader(work, parent, name, first_load=None)
+            if added and history_ms is not None:
+                _add_state(work, find_queue(work, queue_id), history_ms, first_load=None)
             row = queries.queues.queue_row(work, queue_id)
     assert row is not None
     with database.read() as work:
@@ -131,6 +155,16 @@ def configure_queue(
     if names is not None:
         _compare_names(database, found, names)
     return found
+
+
+def _history_ms(history: float | str) -> int:
+    return int(duration(history, what="history") * 1000)
+
+
+def _add_state(work: Work, parent: Queue, history_ms: int, *, first_load: str | None) -> None:
+    """Let a queue remember: from now on, each commit adds its entries to the state, too."""
+    add_reader(work, parent, STATE, first_load=first_load, coalesce=LATEST, history_ms=history_ms, oldest_cut=0)
+    queries.queues.alter_queue(work, parent.number, history_ms=history_ms)
 
 
 def check_coalesce(coalesce: object) -> None:
@@ -161,6 +195,8 @@ def _compare_names(database: Database, queue: Queue, wanted: list[str]) -> None:
 
 def _remedy(queue_id: str, differing: Mapping[str, Any]) -> str:
     """Describe how to get a queue with the requested options."""
+    if "history_ms" in differing:
+        return f"use the stored options, or alter the queue: store.alter_queue({queue_id!r}, state=…, history=…)"
     if fixed := [name for name in differing if name in FIXED]:
         named = " and ".join(fixed)
         return f"{named} of a queue cannot be altered: use the stored options, or configure another queue"
@@ -187,6 +223,8 @@ def alter_queue(
     buckets: int | None = None,
     buckets_per_range: int | None = None,
     guard: Literal["seq", "fence"] = "fence",
+    state: bool | None = None,
+    history: float | str | None = None,
     retry: Retry = PATIENCE,
 ) -> Queue:
     """Alter options of a queue. Options that are left out are not changed.
@@ -199,7 +237,10 @@ def alter_queue(
     :param buckets_per_range: buckets in a unit; likewise.
     :param guard: the guard of the queue's sinks. Buckets and units of a queue with entries can be altered only if it
         is ``seq``.
-    :param retry: how long to wait for transactions that add to the queue, if buckets or units are altered.
+    :param state: whether the queue remembers the latest entry of each key. A state that begins lacks what was committed
+        before, until its first load; a state that ends is deleted.
+    :param history: how long the state keeps former values from now on, in seconds or as text such as ``7d``.
+    :param retry: how long to wait for transactions that add to the queue, if buckets, units or the state are altered.
     :returns: the queue as it is stored now.
     :raises InvalidArgument: an option is out of bounds, or its stored entries do not allow the change; or the queue is
         a subscription.
@@ -216,6 +257,8 @@ def alter_queue(
         "coalesce": coalesce,
         "buckets": buckets,
         "buckets_per_range": buckets_per_range,
+        "state": state,
+        "history_ms": None if history is None else _history_ms(history),
     }
     given = {name: option for name, option in wanted.items() if option is not None}
 
@@ -235,6 +278,7 @@ def alter_queue(
 def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> None:
     queries.locks.serialise_requests(work, find_queue(work, queue_id).number)  # as for its subscriptions below
     queue = find_queue(work, queue_id)
+    refuse_state(queue)
     if queue.parent is not None and set(given) - {"coalesce"}:
         raise InvalidArgument(
             f"subscription {queue_id!r} has the options of its queue",
@@ -244,8 +288,9 @@ def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> N
     if coalesces:
         coalesce = None if coalesce is False else coalesce
         check_coalesce(coalesce)
-    changed = {name: given[name] for name in given if name != "coalesce" and getattr(queue, name) != given[name]}
-    readers = sorted(readers_of(work, queue), key=lambda reader: reader.number)
+    own = ("coalesce", "state", "history_ms")
+    changed = {name: given[name] for name in given if name not in own and getattr(queue, name) != given[name]}
+    readers = sorted(children_of(work, queue), key=lambda reader: reader.number)
     for reader in readers:
         queries.locks.serialise_requests(work, reader.number)
     if "max_value_bytes" in changed:
@@ -256,8 +301,28 @@ def _alter(work: Work, queue_id: str, given: Mapping[str, Any], guard: str) -> N
     for one in (queue, *readers):
         if changed:
             queries.queues.alter_queue(work, one.number, **changed)
-        if coalesces and one.coalesce != coalesce:
+        if coalesces and one.coalesce != coalesce and not one.is_state:
             queries.queues.alter_queue(work, one.number, coalesce=coalesce)
+    if {"state", "history_ms"} & set(given):
+        _alter_state(work, find_queue(work, queue_id), given)
+
+
+def _alter_state(work: Work, queue: Queue, given: Mapping[str, Any]) -> None:
+    """Begin or end the state of a queue, or change its history."""
+    state, history_ms = given.get("state", queue.history_ms is not None), given.get("history_ms")
+    if not state and history_ms is not None:
+        raise InvalidArgument(f"history: expected a queue with a state, found {queue.id!r} without", hint=_STATE_HINT)
+    found = next((one for one in children_of(work, queue) if one.is_state), None)
+    if state and found is None:
+        shut_out_commits(work, queue)
+        _add_state(work, queue, _history_ms(HISTORY) if history_ms is None else history_ms, first_load="missing")
+    elif state and found is not None and history_ms is not None:
+        for one in (queue, found):
+            queries.queues.alter_queue(work, one.number, history_ms=history_ms)
+    elif not state and found is not None:
+        shut_out_commits(work, queue)
+        queries.readers.remove(work, found.number, found.id)
+        queries.queues.alter_queue(work, queue.number, history_ms=None)
 
 
 def _next_layout(work: Work, queue: Queue, readers: Sequence[Queue], changed: Mapping[str, Any], guard: str) -> int:
@@ -297,6 +362,12 @@ def _require_idle(work: Work, queue: Queue) -> None:
             hint="wait for the drains to end, or stop them, then alter the queue again",
         )
     entries, dead, _ = queries.readers.count_rows(work, queue.number, locked_at=work.now())
+    if queue.is_state and entries:
+        raise InvalidArgument(
+            f"buckets of queue {queue.parent!r}: expected a queue without a state, found one with {entries} entries",
+            hint="the buckets of a queue that remembers can be altered only if all its sinks have the guard seq: pass "
+            "guard='seq', or --guard seq on the command line",
+        )
     if entries or dead:
         raise InvalidArgument(
             f"buckets of queue {queue.id!r}: expected an empty queue, found {entries} entries and {dead} dead letters",

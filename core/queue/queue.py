@@ -9,7 +9,10 @@ from typing import Any, Literal, cast
 from export_queue.core.codecs import KEYS, MAX_KEY_BYTES, VALUES, Refused, find_codec, raise_undecodable
 from export_queue.core.errors import EntryError
 from export_queue.core.queue.buckets import Layout, Range
+from export_queue.core.transactions import Snapshot
 
+STATE = "@state"
+"""Name of the reader that is the state of its queue. No subscription can have it."""
 _SHOWN = 60
 """Maximum length of a refused key in an error."""
 _LARGEST_SHOWN = 1 << 128
@@ -46,6 +49,10 @@ class Queue:
     """For a subscription: the number of its queue."""
     coalesce: str | None = None
     """Which entries of a key a compaction keeps: ``latest``, or None for all."""
+    history_ms: int | None = None
+    """For a queue with a state, and for that state: how long former values are kept; None without a state."""
+    oldest_cut: int | None = None
+    """For a state: it cannot be read as of an older id."""
     older: tuple[Layout, ...] = ()
     """Earlier layouts that may still have pending entries; oldest first."""
 
@@ -53,6 +60,11 @@ class Queue:
     def name(self) -> str:
         """The last part of its id; for a subscription its name."""
         return self.id.rpartition("/")[2]
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it is the state of its queue: a reader that is never drained."""
+        return self.parent is not None and self.history_ms is not None
 
     @property
     def source(self) -> str:
@@ -154,6 +166,17 @@ class Queue:
         """
         find_codec(self.key, KEYS)
         find_codec(self.value, VALUES)
+
+
+def oldest_kept(queue: Queue, settled: Snapshot, now_ms: int) -> int | None:
+    """Return the id from which on a state must stay readable, by its history; None for a queue that is drained.
+
+    :param settled: no later commit can add to it.
+    :param now_ms: the store's clock.
+    """
+    if queue.history_ms is None or not queue.is_state:
+        return None
+    return max(0, min(settled.read_pointer, (now_ms - queue.history_ms) * 1_000_000))
 
 
 def _shown(key: object) -> str:

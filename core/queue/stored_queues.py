@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from export_queue.core.arguments import check_text
-from export_queue.core.errors import HasSubscriptions, SinkBindingError, UnknownQueue
+from export_queue.core.errors import HasSubscriptions, InvalidArgument, SinkBindingError, UnknownQueue
 from export_queue.core.queue.buckets import FIRST_LAYOUT, Layout
-from export_queue.core.queue.queue import Queue
+from export_queue.core.queue.queue import STATE, Queue
 from export_queue.core.references import check_sink_name
 from export_queue.core.store import Reading, Work, queries, removed_subscription
 
@@ -61,13 +61,16 @@ def unknown_subscription(queue_id: str, name: str, known: Iterable[str]) -> Unkn
     )
 
 
-def find_reader(work: Reading, queue_id: str) -> Queue:
+def find_reader(work: Reading, queue_id: str, *, states: bool = False) -> Queue:
     """Read the options of a subscription, or of a queue without subscriptions: one that has its own entries.
 
+    :param states: whether it may be the state of a queue, which is never drained.
     :raises UnknownQueue: the queue does not exist.
     :raises HasSubscriptions: the queue has subscriptions, which hold its entries; the error lists them.
     """
     queue = find_queue(work, queue_id)
+    if not states:
+        refuse_state(queue)
     if queue.fans_out:
         names = ", ".join(reader.id for reader in readers_of(work, queue))
         raise HasSubscriptions(
@@ -77,8 +80,45 @@ def find_reader(work: Reading, queue_id: str) -> Queue:
     return queue
 
 
+def refuse_state(queue: Queue) -> None:
+    """Refuse the state of a queue where a reader is expected that is drained."""
+    if queue.is_state:
+        raise InvalidArgument(
+            f"{queue.id!r} is the state of queue {queue.parent!r}, which is read and never drained",
+            hint=f"read it: store.state({queue.parent!r}), or export-queue state {queue.parent}",
+        )
+
+
+def find_state(work: Reading, queue_id: str) -> Queue:
+    """Read the reader that is the state of a queue.
+
+    :raises UnknownQueue: the queue does not exist.
+    :raises InvalidArgument: it is a subscription, or it has no state.
+    """
+    queue = find_queue(work, queue_id)
+    if queue.is_state:
+        return queue
+    if queue.parent is not None:
+        raise InvalidArgument(
+            f"state of {queue_id!r}: expected the id of a queue, found that of a subscription",
+            hint=f"the state is that of its queue: {queue.parent}",
+        )
+    if queue.history_ms is None:
+        raise InvalidArgument(
+            f"queue {queue_id!r} has no state: it does not remember what it was given",
+            hint=f"store.alter_queue({queue_id!r}, state=True), or export-queue alter {queue_id} --state; then make a "
+            "first load of the state",
+        )
+    return find_queue(work, f"{queue_id}/{STATE}")
+
+
 def readers_of(work: Reading, queue: Queue) -> list[Queue]:
     """Read the subscriptions of a queue, by name."""
+    return [reader for reader in children_of(work, queue) if not reader.is_state]
+
+
+def children_of(work: Reading, queue: Queue) -> list[Queue]:
+    """Read the subscriptions of a queue, and its state."""
     return [queue_of_row(work, row) for row in queries.readers.reader_rows(work, queue.number)]
 
 
@@ -106,9 +146,12 @@ def bind_sink(work: Work, queue: Queue, sink: str, *, rebind: bool = False) -> N
         raise SinkBindingError(f"queue {queue.id!r} drains into sink {found.sink!r}, found a drain into {sink!r}")
 
 
-def add_reader(work: Work, parent: Queue, name: str, *, first_load: str | None) -> None:
-    """Store a subscription. It has the options of its queue and its own sink."""
+def add_reader(work: Work, parent: Queue, name: str, *, first_load: str | None, **own: Any) -> None:
+    """Store a subscription or a state. It has the options of its queue and its own sink.
+
+    :param own: options in which it differs from its queue.
+    """
     names = ("layout", "buckets", "buckets_per_range", "key", "value", "max_value_bytes", "exclusive", "coalesce")
     options = {COLUMNS.get(option, option): getattr(parent, option) for option in names}
     added = {"id": f"{parent.id}/{name}", "parent": parent.number, "sink": None, "first_load": first_load}
-    queries.queues.add_queue(work, added | options)
+    queries.queues.add_queue(work, added | options | own)

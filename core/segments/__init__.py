@@ -19,7 +19,7 @@ from export_queue.core.segments.catalogue import (
 from export_queue.core.segments.compaction import compact
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.falling_back import FellBack, fall_back
-from export_queue.core.segments.files import check_base, delete_files
+from export_queue.core.segments.files import check_base, delete_files, load_pyarrow
 from export_queue.core.segments.listing import ListedSegment, list_segments
 from export_queue.core.segments.mergers import Merge, Merged, Merger
 from export_queue.core.segments.merging import Chunk, Run, UnitReader
@@ -67,6 +67,7 @@ __all__ = [
     "leave_one_entry",
     "leave_out_drained",
     "list_segments",
+    "load_pyarrow",
     "mark_done",
     "peek",
     "row_groups",

@@ -58,6 +58,19 @@ class BulkWriter(QueueWriter):
             self._add_rows(keys.to_pylist(), values.to_pylist(), on_duplicate)
         return int(batch.num_rows)
 
+    def add_encoded(self, entries: Mapping[bytes, bytes | None], *, in_files: bool) -> None:
+        """Add entries whose keys and values are encoded and checked, and stage them.
+
+        :param in_files: write files, in a long transaction; else add rows.
+        """
+        if not in_files:
+            self._put(entries)
+            self._transaction.flush()
+            return
+        pa = load_pyarrow()
+        keys, values = (pa.array(list(found), pa.large_binary()) for found in (entries, entries.values()))
+        self._write(keys, values, "error")
+
     def _add_rows(self, keys: Sequence[bytes], values: Sequence[bytes | None], on_duplicate: OnDuplicate) -> None:
         if on_duplicate == "error" and len(set(keys)) < len(keys):
             raise duplicate_key(f"queue {self._queue.id!r}", Counter(keys).most_common(1)[0][0])

@@ -50,6 +50,8 @@ class UnitPlan:
     row_entries: int = 0
     """Approximate number of its settled rows; 0 if they are not replaced."""
     row_bytes: int = 0
+    is_whole: bool = False
+    """Whether it is everything settled in the unit, so that nothing older is elsewhere."""
 
     @property
     def entries(self) -> int:
@@ -96,3 +98,22 @@ def choose_candidates(
         return None
     segments = tuple(sorted(chosen, key=attrgetter("key")))
     return replace(pending, segments=segments) if rows else UnitPlan(pending.unit, segments)
+
+
+_WHOLE_SHARE = 5
+"""A state's unit is merged whole if at least one part in so many is small. So an entry is rewritten some ten times."""
+_WHOLE_SIZE = 4
+"""Maximum size of a unit that is merged whole, as a multiple of the size of a merged segment."""
+
+
+def choose_of_state(
+    pending: UnitPlan, *, wanted: Candidates, now_ms: int, is_free: Callable[[str], bool] = lambda _: True
+) -> UnitPlan | None:
+    """Choose what a compaction merges in a unit of a state: sometimes everything, so that large segments shrink, too.
+
+    The parameters are those of :func:`choose_candidates`.
+    """
+    chosen = choose_candidates(pending, wanted=wanted, now_ms=now_ms, is_free=is_free)
+    if chosen is None or pending.bytes > min(_WHOLE_SHARE * chosen.bytes, _WHOLE_SIZE * wanted.most_bytes):
+        return chosen
+    return replace(pending, is_whole=True) if all(map(is_free, pending.members)) else chosen

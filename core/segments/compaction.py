@@ -14,7 +14,7 @@ from typing_extensions import override
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.locks import COMPACTION_PRIORITY, Area, Lease, Owner, standing_locks
 from export_queue.core.queue import Queue, close_layouts, find_reader
-from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_candidates
+from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_candidates, choose_of_state
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport
 from export_queue.core.segments.mergers import LocalMerger, Merge, Merger
 from export_queue.core.segments.moving import Move
@@ -40,7 +40,7 @@ def compact(
 ) -> CompactionReport:
     """Merge small segments and settled rows of one reader; safe at any time, and to interrupt.
 
-    :param queue_id: a queue without subscriptions, or a subscription.
+    :param queue_id: a queue without subscriptions, a subscription, or a state.
     :param wanted: which units are worth a compaction; for older layouts only its ``most_bytes`` counts: the
         approximate size of a file, a third of what is in memory.
     :param older_layouts: move everything that is pending in older layouts into the current one instead.
@@ -63,7 +63,7 @@ def compact(
             hint="omit the options that select segments, such as small_bytes, least and age_seconds",
         )
     with database.read() as work:
-        queue = find_reader(work, queue_id)
+        queue = find_reader(work, queue_id, states=True)
     report = CompactionReport(queue.id, dry_run=dry_run, older_layouts=older_layouts)
     kind = Move if older_layouts else Compaction
     job = kind(
@@ -82,7 +82,7 @@ def compact(
         if not dry_run:
             close_layouts(database, queue)
         with database.read() as work:
-            report.still_open = tuple(one.number for one in find_reader(work, queue_id).older)
+            report.still_open = tuple(one.number for one in find_reader(work, queue_id, states=True).older)
     report.seconds = time.monotonic() - begun
     return report
 
@@ -105,9 +105,11 @@ class Compaction(Replacement):
             others = [lock for lock in locks if lock.area.first < one.unit.end and lock.area.end > one.unit.first]
             taken = frozenset[str]().union(*(lock.area.members or () for lock in others))
             is_free = held[one.unit].covers if leases else lambda name, taken=taken: name not in taken
+            # In older layouts there may be older entries of the keys of a unit.
+            choose = choose_of_state if queue.is_state and not self.queue.older else choose_candidates
             plan = None
             if not any(lock.area.members is None or lock.priority == COMPACTION_PRIORITY for lock in others):
-                plan = choose_candidates(one, wanted=self.wanted, now_ms=now_ms, is_free=is_free)
+                plan = choose(one, wanted=self.wanted, now_ms=now_ms, is_free=is_free)
             if plan is not None:
                 plans.append(plan)
             elif others and len(one.segments) >= self.wanted.least:

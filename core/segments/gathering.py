@@ -90,8 +90,24 @@ def merged(sources: Sequence[pa.Table]) -> pa.Table:
     return without_earlier(table, ("bucket", "key", "seq"))
 
 
-def without_earlier(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Keep the last of neighbouring rows with equal values in some columns."""
+def without_earlier(table: pa.Table, columns: Sequence[str], *, until: int | None = None) -> pa.Table:
+    """Keep the last of neighbouring rows with equal values in some columns.
+
+    :param until: rows that only a later seq than this one replaces are kept, too.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    again = same_as_before(table, columns)
+    if until is not None:
+        again = pc.and_(again, pc.less_equal(table["seq"].combine_chunks(), until))
+    if not pc.any(again).as_py():
+        return table
+    return table.filter(pa.concat_arrays([pc.invert(again.slice(1)), pa.array([True])]))
+
+
+def same_as_before(table: pa.Table, columns: Sequence[str]) -> pa.Array:
+    """Return for each row whether the row before it has equal values in some columns."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -100,9 +116,7 @@ def without_earlier(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     again = pa.chunked_array([pa.repeat(True, count)])
     for column in columns:
         again = pc.and_(again, pc.equal(after[column], before[column]))
-    if not pc.any(again).as_py():
-        return table
-    return table.filter(pa.concat_arrays([pc.invert(again.combine_chunks()), pa.array([True])]))
+    return pa.concat_arrays([pa.array([False] * min(table.num_rows, 1), pa.bool_()), again.combine_chunks()])
 
 
 def table_of(chunks: Sequence[Entries]) -> pa.Table:

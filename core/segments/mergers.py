@@ -10,7 +10,14 @@ from typing_extensions import override
 
 from export_queue.core.queue import LATEST, Position, Queue
 from export_queue.core.segments.candidates import UnitPlan
-from export_queue.core.segments.gathering import merged, read_files, read_rows, table_of, without_earlier
+from export_queue.core.segments.gathering import (
+    merged,
+    read_files,
+    read_rows,
+    same_as_before,
+    table_of,
+    without_earlier,
+)
 from export_queue.core.segments.model import FileReport
 from export_queue.core.segments.writing import write_merged
 from export_queue.core.store import Database
@@ -53,6 +60,7 @@ class Merge:
     :param settled: decides which rows are read.
     :param base: URL of the folder of all segments.
     :param transaction: id of the long transaction in whose folder files are written.
+    :param kept_from: for the state of a queue: it need not be readable as of an older id.
     """
 
     queue: Queue
@@ -60,6 +68,7 @@ class Merge:
     base: str
     store_id: str
     transaction: int
+    kept_from: int | None = None
 
     def run(self, database: Database, plans: Sequence[UnitPlan], check: Callable[[], None]) -> Merged:
         """Merge some units into one file. Repeating it for the same units is harmless: it writes another file.
@@ -92,7 +101,7 @@ class Merge:
             if chunks:
                 sources.append(table_of(chunks))
             found = merged(sources)
-            table = without_earlier(found, ("bucket", "key")) if self.queue.coalesce == LATEST else found
+            table = self._without_replaced(found, is_whole=plan.is_whole)
             # A drain with an older snapshot must see the segment: it counts as no younger than all that it replaces.
             lowest = [pc.min(found["seq"]).as_py() or 0, *(one.lowest_seq for one in plan.segments)]
             units.append(
@@ -109,6 +118,22 @@ class Merge:
             )
             for batch in table.to_batches():
                 yield plan.unit.first, plan.unit.first + size, batch
+
+    def _without_replaced(self, table: pa.Table, *, is_whole: bool) -> pa.Table:
+        """Leave out entries that a later one of their key replaces, if the queue says so.
+
+        :param is_whole: whether the table has all settled entries of its unit. Then deletes are not needed for a state.
+        """
+        import pyarrow.compute as pc
+
+        if self.queue.coalesce != LATEST:
+            return table
+        table = without_earlier(table, ("bucket", "key"), until=self.kept_from)
+        if self.kept_from is None or not is_whole:
+            return table
+        first = pc.invert(same_as_before(table, ("bucket", "key")))
+        is_old = pc.less_equal(table["seq"], self.kept_from)
+        return table.filter(pc.invert(pc.and_(pc.and_(first, is_old), pc.is_null(table["value"]))))
 
 
 class Merger(Protocol):

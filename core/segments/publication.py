@@ -62,6 +62,8 @@ def _publish(work: Work, merge: Merge, target: Queue, leases: Sequence[Lease], w
             # A dead letter that was retried meanwhile is a row again, with a settled sequence.
             if removed != unit.rows:
                 raise LeaseLost(f"{unit.plan.unit}: expected {unit.rows} rows under the lock, found {removed}")
+    if merge.kept_from is not None:
+        queries.queues.raise_oldest_cut(work, queue.number, merge.kept_from)
     queries.compactions.insert(work, queue.number, [_covering(one, covered) for one in written.merged])
     if written.replaced:
         hidden = queries.compactions.hide(work, queue.number, written.replaced, now_ms=now_ms)

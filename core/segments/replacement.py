@@ -32,7 +32,7 @@ from export_queue.core.locks import (
     check_leases,
     end_attempt,
 )
-from export_queue.core.queue import Queue, Range
+from export_queue.core.queue import Queue, Range, oldest_kept
 from export_queue.core.segments.candidates import Candidates, UnitPlan
 from export_queue.core.segments.catalogue import begin_load, waiting_segments
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
@@ -215,6 +215,8 @@ class Replacement(ABC):
         plans = self._plan(queue, settled, sorted(lease.range for lease in leases), leases)
         if not plans:
             return
+        with database.read() as work:
+            kept_from = oldest_kept(queue, settled, work.now())
         needed = {plan.unit for plan in plans}
         held = [lease for lease in leases if lease.range in needed]
 
@@ -228,7 +230,14 @@ class Replacement(ABC):
             target = self.target(queue, opened.id)
             reached("begun")
             store_id = identity_of(database).store_id
-            merge = Merge(queue=queue, settled=settled, base=base, store_id=store_id, transaction=opened.id)
+            merge = Merge(
+                queue=queue,
+                settled=settled,
+                base=base,
+                store_id=store_id,
+                transaction=opened.id,
+                kept_from=kept_from,
+            )
             try:
                 written = self.write(merge, target, plans, check)
             except SegmentLost:

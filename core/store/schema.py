@@ -189,6 +189,10 @@ queue = _table(
     _text("first_load", nullable=True),  # of a subscription that came later: 'missing', 'made' or 'waived'
     _id("first_load_seq", nullable=True),  # the sequence of the entries of the last first load that was made
     _text("coalesce", nullable=True),  # what a compaction does with several entries of a key
+    # Of a queue that has a state, and of the reader that is its state: how long former values are kept.
+    _id("history_ms", nullable=True),
+    # Of a state: it cannot be read as of an older id, because former values may be deleted.
+    _id("oldest_cut", nullable=True),
     # For commits: the readers of the queue to which they add.
     sa.Index("xq_queue_source", sa.text("coalesce(parent, number)")),
 )
@@ -204,6 +208,8 @@ layout = _table(
     _id("closed_ms", nullable=True),  # when it was empty and nobody could add to it
 )
 removed_queue = _table("xq_removed_queue", _id("number", primary_key=True))  # clean-up deletes its rows in parts
+is_state = sa.and_(queue.c.parent.is_not(None), queue.c.history_ms.is_not(None))
+"""The condition that a reader is the state of its queue, which is never drained."""
 entry = _table(
     "xq_entry",
     _id("queue_number", primary_key=True),

@@ -8,6 +8,7 @@ _LIVE_ENTRY = """
 
 _FORMER_LAYOUT = """left join {{s}}xq_layout l
             on q.layout > 1 and l.queue_number = coalesce(q.parent, q.number) and l.layout = {layout}"""
+_STATE = "q.parent is not null and q.history_ms is not null"
 _UNIT = "coalesce(l.buckets_per_range, q.buckets_per_range)"
 _UNIT_OF = f"({{bucket}} / {_UNIT}) * {_UNIT}"
 
@@ -28,7 +29,7 @@ VIEWS = {
                  min(e.seq) / 1000000 as oldest_ms, e.layout
           from {{s}}xq_entry e join {{s}}xq_queue q on q.number = e.queue_number
           {_FORMER_LAYOUT.format(layout="e.layout")}
-          where {_LIVE_ENTRY} group by q.id, {_UNIT_OF.format(bucket="e.bucket")}, e.layout
+          where {_LIVE_ENTRY} and not ({_STATE}) group by q.id, {_UNIT_OF.format(bucket="e.bucket")}, e.layout
           union all
           select q.id, {_UNIT_OF.format(bucket="g.first_bucket")},
                  g.entries - coalesce(d.entries, 0), g.bytes - coalesce(d.bytes, 0), g.lowest_seq / 1000000, g.layout
@@ -39,11 +40,12 @@ VIEWS = {
           left join (
             select queue_number, transaction_id, number, sum(entries) as entries, sum(bytes) as bytes
             from {{s}}xq_segment_done group by queue_number, transaction_id, number) d
-            on d.queue_number = r.queue_number and d.transaction_id = r.transaction_id and d.number = r.number) w
+            on d.queue_number = r.queue_number and d.transaction_id = r.transaction_id and d.number = r.number
+          where not ({_STATE})) w
         group by w.queue, w.first_bucket, w.layout""",
     "subscriptions": """
         select q.id as subscription, p.id as queue, q.sink, q.first_load, q.created_ms
-        from {s}xq_queue q join {s}xq_queue p on p.number = q.parent""",
+        from {s}xq_queue q join {s}xq_queue p on p.number = q.parent where q.history_ms is null""",
     "active_transactions": """
         select id, kind, client, started_ms, deadline_ms from {s}xq_active where id = owner""",
     "locks": """

@@ -371,6 +371,23 @@ class OpenTransaction:
             # Own writes must not be expired, even if ids lag behind the clock.
             return max(min(started_ms, number // 1_000_000), queries.cleanup.expiry_ms(work))
 
+    def settled_below(self, retry: Retry, *, load: int) -> Snapshot:
+        """Wait until every smaller id has ended; return a snapshot of exactly what has been committed under them.
+
+        :param retry: how often, and for how long, to check.
+        :param load: number of the reader whose entries are read in the snapshot. First loads of others are ignored.
+        :raises TransactionsInProgress: some have not ended.
+        """
+        own = self.value.id
+
+        def check() -> Snapshot:
+            snapshot, unfinished = unfinished_below(self.database, own, load=load)
+            if unfinished:
+                raise self._waits_for(unfinished)
+            return Snapshot(own - 1, tuple(i for i in snapshot.excluded if i < own))
+
+        return retry.call(check, worth_repeating=lambda error: isinstance(error, TransactionsInProgress))
+
     def read_settled(self, retry: Retry) -> None:
         """Begin a first load: wait until every smaller id has ended, then read what is committed at that time.
 
@@ -416,6 +433,15 @@ class OpenTransaction:
         """Buffer entries, all or none."""
         self._require_writable()
         self.buffer.put_entries(entries, conflict_keys)
+
+    def has_entries(self, queue: int) -> bool:
+        """Return whether this or another process has added entries to a queue in the transaction."""
+        if any(entry[0] == queue for entry in self.buffer.entries):
+            return True
+        if self._id is None:
+            return False
+        with self.database.read() as work:
+            return queries.registrations.has_staged(work, self._id, queue)
 
     def notify(self, cell: Cell) -> None:
         """Set a notification on a cell when the transaction commits."""

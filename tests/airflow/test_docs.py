@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, BaseHook
+from airflow.sdk import DAG
 
-from export_queue import Store
+from export_queue import MirrorRefused, Store
 from export_queue.hooks import ExportQueueHook, sink_hook
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMES = ("airflow", "nightly-mirror", "airflow-secrets", "airflow-reference")
+NAMES = ("airflow", "mirror", "airflow-secrets", "airflow-reference")
 PAGE = "".join((DOCS / f"{name}.md").read_text("utf-8") for name in NAMES)
 
 
@@ -49,21 +49,31 @@ def test_its_smallest_dags_run(store_path: Path, redis_connection: Any, run_dag:
     assert redis_connection.get("visits:home") == b'{"visits":2}'
 
 
-def test_the_nightly_mirror_sends_changes_and_deletes(
-    store_path: Path, redis_connection: Any, run_dag: Any, monkeypatch: pytest.MonkeyPatch
+def test_the_mirror_of_a_query_sends_changes_and_deletes(
+    store_path: Path, redis_connection: Any, run_dag: Any, connect: Any, tmp_path: Path
 ) -> None:
     (block,) = [block for block in blocks("python") if "def mirror_customers()" in block]
     names: dict[str, Any] = {}
-    exec(compile(block, "docs/airflow.md", "exec"), names)
-    found = [(1, "Anna", "Bern"), (2, "Ben", "Basel")]
-    warehouse = SimpleNamespace(get_records=lambda sql: found)
-    monkeypatch.setattr(BaseHook, "get_hook", lambda name: {"warehouse": warehouse}[name])
+    exec(compile(block, "docs/mirror.md", "exec"), names)
+    connect("warehouse", conn_type="sqlite", host=str(tmp_path / "warehouse.db"))
+    warehouse = sqlite3.connect(tmp_path / "warehouse.db", isolation_level=None)
+    warehouse.execute("create table customers (id integer, name text, city text)")
+    warehouse.executemany("insert into customers values (?, ?, ?)", [(i, f"name {i}", "Bern") for i in range(10)])
     assert run_dag(names["mirror_customers"]()).state == "success"
-    assert redis_connection.get("customers:1") == b'{"name":"Anna","city":"Bern"}'
-    found[:] = [(2, "Ben", "Chur")]
-    assert run_dag(names["mirror_customers"]()).state == "success"
+    assert redis_connection.get("customers:1") == b'{"id":1,"name":"name 1","city":"Bern"}'
+    warehouse.execute("delete from customers where id = 1")
+    warehouse.execute("update customers set city = 'Chur' where id = 2")
+    run = run_dag(names["mirror_customers"]())
+    assert run.state == "success"
+    report = run.result("mirror")
+    assert [report[name] for name in ("new", "changed", "deleted", "unchanged")] == [0, 1, 1, 8]
     assert redis_connection.get("customers:1") is None
-    assert redis_connection.get("customers:2") == b'{"name":"Ben","city":"Chur"}'
+    assert redis_connection.get("customers:2") == b'{"id":2,"name":"name 2","city":"Chur"}'
+    warehouse.execute("delete from customers")
+    failed = run_dag(names["mirror_customers"]())
+    assert failed.state == "failed"
+    assert isinstance(failed.errors["mirror"], MirrorRefused)
+    assert redis_connection.get("customers:2") is not None
 
 
 def test_its_connections_are_understood(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:

@@ -80,6 +80,20 @@ def test_nightly_verify(store_path: Path, run_dag: Any, connect: Any, tmp_path: 
     assert (report["compared"], report["differences"], report["ranked"]) == (2, 0, False)
 
 
+def test_mirror_a_query(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
+    connect("warehouse_default", conn_type="sqlite", host=str(tmp_path / "warehouse.db"))
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+    warehouse = sqlite3.connect(tmp_path / "warehouse.db", isolation_level=None)
+    warehouse.execute("create table products (id integer, name text, price numeric)")
+    warehouse.executemany("insert into products values (?, ?, ?)", [(i, f"product {i}", i / 3) for i in range(20)])
+    assert run_dag(example("mirror_a_query", "mirror_a_query")).state == "success"
+    warehouse.execute("delete from products where id = 3")
+    run = run_dag(example("mirror_a_query", "mirror_a_query"))
+    assert run.state == "success"
+    assert (run.result("mirror")["deleted"], run.result("mirror")["unchanged"]) == (1, 19)
+    assert run.result("drain")["acknowledged"] == 1
+
+
 def test_compact_and_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
     connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
     run = run_dag(example("compact_and_drain", "compact_and_drain"))

@@ -18,6 +18,7 @@ from export_queue.operators import (
     ExportQueueCompactOperator,
     ExportQueueConfigureOperator,
     ExportQueueDrainOperator,
+    ExportQueueMirrorOperator,
     ExportQueueSparkCompactOperator,
     ExportQueueSparkDrainOperator,
     ExportQueueSparkLoadOperator,
@@ -65,11 +66,23 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
         "max_value_bytes": (100, 1 << 20),
         "coalesce": ("latest", None),
         "subscriptions": (["cache", "search"], None),
+        "history": (60, None),
         "tables": ({"visits": {"row": "str", "ttl": 60}}, None),
     },
     ExportQueueDrainOperator: DRAIN,
     ExportQueueSparkDrainOperator: SPARK | DRAIN | {"max_parallel": (3, None)},
     ExportQueueCompactOperator: COMPACT,
+    ExportQueueMirrorOperator: STORE
+    | {
+        "queue_id": ("customers", REQUIRED),
+        "sql": ("select 1", None),
+        "sql_conn_id": ("warehouse", None),
+        "file": ("file:///data/x.csv", None),
+        "key": (["country", "id"], REQUIRED),
+        "value": (["name"], None),
+        "scope": ("ch-", None),
+        "max_deletes": (0.5, 0.2),
+    },
     ExportQueueSparkCompactOperator: SPARK | COMPACT,
     ExportQueueSparkLoadOperator: SPARK
     | STORE

@@ -123,6 +123,9 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
         run("complete", "orders")
         with store.transaction(long=True) as tx:
             tx.queue("orders").add_batch(pa.table({"key": ["ben"], "value": ['"2"']}))
+        run("configure", "remembered", "--state")
+        run("mirror", "remembered", "--query", "select 'a' as key, 1 as value")
+        run("state", "remembered")
         run("segments", "orders")
         run("compact", "orders", "--dry-run")
         for _ in range(2):

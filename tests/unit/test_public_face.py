@@ -21,8 +21,9 @@ NAMES = """
     ApplyResult BoundSink Candidates Capabilities Claim CompactJob CompactionReport ControlRecord
     DeadLetter DeadLetterFilter Delete DrainJob DrainReport
     ElasticsearchSink Entry ErrorRow ErrorTable Fate FencedSink FirstLoad FloorRecord KeyStory Level Limits LoadReport
-    Mark MemorySink Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry
-    ScannableSink SearchableSink Sink SinkSpec SqlSink Store StoredRecords StoreSpec Submitter SweepableSink Transaction
+    Mark MemorySink MirrorReport Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry
+    ScannableSink SearchableSink Sink SinkSpec SqlSink State Store StoredRecords StoreSpec Submitter SweepableSink
+    Transaction
     TransactionContext WaitingRows __version__ apply_batch
     Content FunctionSource Source VerifyReport verify
     bucket bucket_column check_owner compact_job drain drain_job follow raise_floor readmit refuse_seqs
@@ -31,8 +32,8 @@ NAMES = """
     ExportQueueError ExportTimedOut NotExported
     ConfigurationError CodecError ColumnNotObserved EntriesWait HasSubscriptions InvalidArgument
     OptionsDiffer
-    SecretNotFound SinkBindingError SinkConfigurationError UnknownQueue
-    EntryError
+    SecretNotFound SinkBindingError SinkConfigurationError StateIncomplete UnknownQueue
+    EntryError MirrorRefused
     SegmentLost SegmentRefused SegmentUnavailable
     StoreError OtherCluster SchemaVersionError StoreNotCreated StoreReplaced StoreUnavailable
     TransactionError AfterCommitFailed AlreadyCommitted ChangeSetTooLarge CommitOutcomeUnknown CommitRefused

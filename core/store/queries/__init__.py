@@ -17,5 +17,6 @@ from export_queue.core.store.queries import registrations as registrations
 from export_queue.core.store.queries import reports as reports
 from export_queue.core.store.queries import segments as segments
 from export_queue.core.store.queries import staged_twice as staged_twice
+from export_queue.core.store.queries import states as states
 from export_queue.core.store.queries import vacuum as vacuum
 from export_queue.core.store.queries import versions as versions

@@ -23,7 +23,9 @@ from export_queue.core.store.schema import (
     entry,
     idempotency,
     invalid,
+    is_state,
     low_watermark,
+    queue,
     store,
 )
 from export_queue.core.store.schema import table as t
@@ -145,11 +147,12 @@ def tables_without_keys(work: Work) -> list[tuple[int, int | None]]:
 
 
 def lowest_pending(work: Reading) -> tuple[int | None, int | None]:
-    """Find the lowest seq of all entries of all queues, including staged rows, and of all dead letters.
+    """Find the lowest seq of all pending entries of all queues, including staged rows, and of all dead letters.
 
     Both come from one statement, hence of one moment: an entry may become a letter, or a letter an entry again.
     """
-    entries = sa.select(sa.func.min(entry.c.seq)).scalar_subquery()
+    drained = entry.c.queue_number.not_in(sa.select(queue.c.number).where(is_state))
+    entries = sa.select(sa.func.min(entry.c.seq)).where(drained).scalar_subquery()
     letters = sa.select(sa.func.min(dead_letter.c.seq)).scalar_subquery()
     found = work.connection.execute(sa.select(entries, lowest_seq(), letters)).one()
     return min((seq for seq in found[:2] if seq is not None), default=None), found[2]

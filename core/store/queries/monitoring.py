@@ -1,4 +1,4 @@
-"""SQL of the figures for monitoring, the same as in the public views. A queue with subscriptions has no figures."""
+"""SQL of the figures for monitoring, as in the public views. Queues with subscriptions and states have none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading
 from export_queue.core.store.queries import segments
-from export_queue.core.store.schema import active, dead_letter, entry, invalid, lock, low_watermark, queue, store
+from export_queue.core.store.schema import (
+    active,
+    dead_letter,
+    entry,
+    invalid,
+    is_state,
+    lock,
+    low_watermark,
+    queue,
+    store,
+)
 from export_queue.core.store.schema import dead_letter_audit as a
 
 # A real table: a lightweight sa.table() would not be found in the store's schema.
@@ -57,7 +67,7 @@ def count_entries(work: Reading) -> list[tuple[str, int, int | None]]:
     statement = (
         sa.select(queue.c.id, queue.c.number, sa.func.count(entry.c.seq), sa.func.min(entry.c.seq))
         .select_from(queue.outerjoin(entry, live))
-        .where(queue.c.fans_out.is_(False))
+        .where(queue.c.fans_out.is_(False), sa.not_(is_state))
         .group_by(queue.c.id, queue.c.number)
         .order_by(queue.c.id)
     )
@@ -84,6 +94,7 @@ def count_losses(work: Reading, losses: Collection[str]) -> dict[str, int]:
     statement = (
         sa.select(queue.c.id, sa.func.count(a.c.id))
         .select_from(queue.outerjoin(a, is_open))
+        .where(sa.not_(is_state))
         .group_by(queue.c.id, queue.c.fans_out)
         .having(sa.or_(queue.c.fans_out.is_(False), sa.func.count(a.c.id) > 0))
         .order_by(queue.c.id)
@@ -106,7 +117,7 @@ def _count(work: Reading, table: sa.Table, where: sa.ColumnElement[bool], column
     statement = (
         sa.select(queue.c.id, sa.func.count(column))
         .select_from(queue.outerjoin(table, where))
-        .where(queue.c.fans_out.is_(False))
+        .where(queue.c.fans_out.is_(False), sa.not_(is_state))
         .group_by(queue.c.id)
         .order_by(queue.c.id)
     )

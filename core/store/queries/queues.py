@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.portable import insert_into
+from export_queue.core.store.schema import is_state
 from export_queue.core.store.schema import queue as q
 from export_queue.core.store.schema import sink_fence as f
 from export_queue.core.store.schema import table as t
@@ -25,8 +26,8 @@ def queue_row(work: Reading, queue_id: str) -> Mapping[str, Any] | None:
 
 
 def queue_rows(work: Reading) -> list[Mapping[str, Any]]:
-    """Read the options of all queues, by name."""
-    return work.rows(sa.select(q).order_by(q.c.id))
+    """Read the options of all queues and subscriptions, by name; states are left out."""
+    return work.rows(sa.select(q).where(sa.not_(is_state)).order_by(q.c.id))
 
 
 def add_queue(work: Work, options: Mapping[str, Any]) -> bool:
@@ -40,6 +41,16 @@ def add_queue(work: Work, options: Mapping[str, Any]) -> bool:
 def alter_queue(work: Work, number: int, **options: Any) -> None:
     """Change stored options of a queue."""
     work.connection.execute(q.update().where(q.c.number == number).values(**options))
+
+
+def oldest_cut(work: Reading, number: int) -> int | None:
+    """Read the id below which a state cannot be read; None if the state was removed."""
+    return work.connection.scalar(sa.select(q.c.oldest_cut).where(q.c.number == number))
+
+
+def raise_oldest_cut(work: Work, number: int, cut: int) -> None:
+    """Record that a state cannot be read as of ids below one, because former values are about to be deleted."""
+    work.connection.execute(q.update().where(q.c.number == number, q.c.oldest_cut < cut).values(oldest_cut=cut))
 
 
 def bind_queue(work: Work, number: int, sink: str, *, rebind: bool) -> None:

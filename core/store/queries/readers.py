@@ -50,7 +50,7 @@ def brief_waits(work: Work, queue: str) -> contextlib.AbstractContextManager[Non
 
 
 def reader_rows(work: Reading, parent: int) -> list[Mapping[str, Any]]:
-    """Read the options of a queue's subscriptions, by name."""
+    """Read the options of a queue's subscriptions, and of its state, by name."""
     return work.rows(sa.select(q).where(q.c.parent == parent).order_by(q.c.id))
 
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.portable import prefix_of
-from export_queue.core.store.schema import active, invalid
+from export_queue.core.store.schema import active, invalid, segment, staged_entry
 
 _WINDOW = 30 * 24 * 3600 * 1000 * 1_000_000
 """Maximum age of an id that a lock registers: a user's SQL transaction may stay open for days. It is limited because
@@ -48,6 +48,14 @@ def oldest_lock(work: Reading, below: int) -> int | None:
 def invalid_ids(work: Reading) -> frozenset[int]:
     """Read all invalid ids."""
     return frozenset(work.connection.scalars(sa.select(invalid.c.id)))
+
+
+def has_staged(work: Reading, transaction: int, queue: int) -> bool:
+    """Return whether a transaction has staged entries for a queue, in rows or in files."""
+    s, g = staged_entry.c, segment.c
+    in_rows = sa.exists().where(s.id == transaction, s.queue_number == queue)
+    in_files = sa.exists().where(g.transaction_id == transaction, g.queue_number == queue)
+    return bool(work.connection.scalar(sa.select(sa.or_(in_rows, in_files))))
 
 
 @dataclass(frozen=True, slots=True)

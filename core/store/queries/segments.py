@@ -15,10 +15,11 @@ import sqlalchemy as sa
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.portable import insert_for, insert_into, visible_ids
 from export_queue.core.store.queries.entries import by_unit
-from export_queue.core.store.schema import active
+from export_queue.core.store.schema import active, is_state
 from export_queue.core.store.schema import compacted as c
 from export_queue.core.store.schema import hidden_segment as h
 from export_queue.core.store.schema import load as ld
+from export_queue.core.store.schema import queue as q
 from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_done as d
 from export_queue.core.store.schema import segment_reader as r
@@ -296,8 +297,9 @@ def intervals(
 
 
 def lowest_seq() -> sa.ScalarSelect[Any]:
-    """Build the statement that finds the lowest seq of all committed entries in files."""
-    return sa.select(sa.func.min(g.c.lowest_seq)).select_from(_read).scalar_subquery()
+    """Build the statement that finds the lowest seq of all pending entries in files."""
+    drained = r.c.queue_number.not_in(sa.select(q.c.number).where(is_state))
+    return sa.select(sa.func.min(g.c.lowest_seq)).select_from(_read).where(drained).scalar_subquery()
 
 
 def staged(queue: int) -> sa.Exists:

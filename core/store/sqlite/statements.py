@@ -134,7 +134,8 @@ QUEUES = f"""
 LOAD = "select load from xq_active where id = ?"
 SUBSCRIPTION = "select id from xq_queue where number = ? and parent is not null"
 STAGED_FOR_READERS = """
-    select 1 from xq_staged_entry where id = ? and queue_number in (select number from xq_queue where fans_out) limit 1
+    select 1 from xq_staged_entry
+    where id = ? and queue_number in (select number from xq_queue where fans_out or history_ms is not null) limit 1
 """
 PUBLISH_STAGED = (
     f"""insert into xq_entry (queue_number, layout, bucket, key, seq, value)
@@ -148,6 +149,14 @@ PUBLISH_STAGED = (
        where s.id = :id and s.hash is not null""",
     """delete from xq_entry where seq = :id and (queue_number, layout, bucket, key) in
        (select queue_number, layout, bucket, key from xq_staged_entry where id = :id and hash is not null)""",
+    # The state of a queue without subscriptions gets what was staged for the queue itself.
+    """insert into xq_entry (queue_number, layout, bucket, key, seq, value)
+       select r.number, e.layout, e.bucket, e.key, e.seq, e.value
+       from xq_staged_entry s
+       join xq_entry e on e.queue_number = s.queue_number and e.layout = s.layout and e.bucket = s.bucket
+         and e.key = s.key and e.seq = s.id
+       join xq_queue r on r.parent = s.queue_number
+       where s.id = :id and s.hash is null""",
 )
 COUNT_STAGING = "update xq_load set stagings = stagings + 1 where transaction_id = ?"
 MAY_REPEAT_KEYS = """

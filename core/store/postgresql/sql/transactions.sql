@@ -168,12 +168,14 @@ begin
   return array(select q.parent from {s}.xq_queue q where q.number = load);
 end $body$;
 
--- Publishes the entries that a long transaction has staged for queues with subscriptions: the current readers get them,
--- whichever existed when they were staged. Called by the commit once the readers are locked.
+-- Publishes the entries that a long transaction has staged for queues with subscriptions or a state: the current readers
+-- get them, whichever existed when they were staged. Called by the commit once the readers are locked.
 create or replace function {s}.xq_publish_staged_v1(tx bigint, queues bigint[]) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
-  if not exists (select 1 from {s}.xq_queue q where q.number = any(queues) and q.fans_out) then
+  if not exists (
+    select 1 from {s}.xq_queue q where q.number = any(queues) and (q.fans_out or q.history_ms is not null))
+  then
     return;
   end if;
   -- Without the readers: if they were joined first, each staged entry would be looked up among all of its queue.
@@ -185,6 +187,14 @@ begin
   insert into {s}.xq_entry (queue_number, layout, bucket, key, seq, value)
     select r.number, r.layout, {bucket_of_staged}, s.key, tx, s.value
     from s join {queues_of_tx} r on r.parent = s.queue_number;
+  -- The state of a queue without subscriptions gets what was staged for the queue itself.
+  insert into {s}.xq_entry (queue_number, layout, bucket, key, seq, value)
+    select r.number, e.layout, e.bucket, e.key, tx, e.value
+    from {s}.xq_staged_entry g
+    join {s}.xq_entry e on e.queue_number = g.queue_number and e.layout = g.layout
+      and e.bucket = g.bucket and e.key = g.key and e.seq = tx
+    join {s}.xq_queue r on r.parent = g.queue_number
+    where g.id = tx and g.hash is null;
 end $body$;
 
 -- Begins the staging of segments: the transaction stays in progress, and the readers of its queues do not change.

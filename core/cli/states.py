@@ -1,0 +1,160 @@
+"""``export-queue state`` and ``mirror``: what a queue remembers, and making it equal to a data set."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import sqlalchemy as sa
+import typer
+
+from export_queue.core.arguments import number_or_part
+from export_queue.core.cli.console import Result, text_of_bytes
+from export_queue.core.cli.entries import KeyHex, chosen_key
+from export_queue.core.cli.naming import database_of
+from export_queue.core.cli.options import QueueId, command, refuse_passwords
+from export_queue.core.client import Store
+from export_queue.core.state import rows_of_file, rows_of_query
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which keys of a state to show."""
+
+    prefix: Annotated[str | None, typer.Option(help="only keys that begin so")] = None
+    as_of: Annotated[
+        datetime | None,
+        typer.Option(help="the state at a former time, in UTC: as far back as the queue's history reaches"),
+    ] = None
+    limit: Annotated[int, typer.Option(min=1, help="maximum number of keys to show")] = 100
+    count: Annotated[bool, typer.Option("--count", help="only count the keys")] = False
+
+    def moment(self) -> datetime | None:
+        """Return the former time."""
+        return None if self.as_of is None else self.as_of.replace(tzinfo=UTC)
+
+
+@command()
+def state(
+    queue_id: QueueId,
+    store: Store,
+    selection: Selection,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="show only this key")] = None,
+    key_hex: KeyHex = None,
+) -> Result:
+    """Show what a queue remembers: the latest value of each key. Deleted keys are left out."""
+    found, moment = store.state(queue_id), selection.moment()
+    if selection.count:
+        number = found.count(prefix=selection.prefix, as_of=moment)
+        return Result(json={"queue": queue_id, "keys": number}, lines=[f"{number} keys"])
+    if key is not None or key_hex is not None:
+        chosen = chosen_key(store, queue_id, key, key_hex)
+        value = found.get(chosen, as_of=moment)
+        return _shown([] if value is None else [(chosen, value)], more=False)
+    with contextlib.closing(found.scan(prefix=selection.prefix, as_of=moment)) as entries:
+        rows = [row for row, _ in zip(entries, range(selection.limit), strict=False)]
+        return _shown(rows, more=len(rows) == selection.limit)
+
+
+def _shown(rows: list[tuple[Any, Any]], *, more: bool) -> Result:
+    found = [{"key": _plain(key), "value": _plain(value)} for key, value in rows]
+    table = [{"key": row["key"], "value": _as_json(row["value"])} for row in found]
+    return Result(json=found, table=table, lines=["… perhaps more (--limit)"] if more else ())
+
+
+def _plain(value: Any) -> Any:
+    return text_of_bytes(value) if isinstance(value, bytes) else value
+
+
+def _as_json(value: Any) -> Any:
+    return orjson.dumps(value, default=str).decode() if isinstance(value, dict | list) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """The data set to which a queue is made equal."""
+
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="a column of the key; repeat it for each column; by default key and value"),
+    ] = None
+    file: Annotated[
+        Path | None, typer.Option(help="a file ….parquet, ….csv (with column names), ….ndjson or ….jsonl")
+    ] = None
+    query: Annotated[str | None, typer.Option(help="a SQL query")] = None
+    database: Annotated[
+        str | None,
+        typer.Option(
+            callback=refuse_passwords,
+            help="database of the query: a URL, or env:NAME of one; by default the store's own database",
+        ),
+    ] = None
+    value: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="a column of the value; repeat it for several; by default all columns"),
+    ] = None
+    scope: Annotated[str | None, typer.Option(help="beginning of the keys that the data has all of")] = None
+    max_deletes: Annotated[
+        str, typer.Option(help="the largest part of the records that may be deleted, from 0 to 1, or a number above 1")
+    ] = "0.2"
+
+    def rows(self, store: Store) -> Callable[[], Iterator[Any]]:
+        """Return a function that reads the rows."""
+        if (self.file is None) == (self.query is None):
+            raise typer.BadParameter("what data? give either --file or --query")
+        if self.file is not None:
+            if self.database is not None:
+                raise typer.BadParameter("--database is for --query, found --file")
+            path = self.file
+            return lambda: rows_of_file(str(path), lambda: path.open("rb"))
+        query = self.query or ""
+        return lambda: self._queried(store, query)
+
+    def _queried(self, store: Store, query: str) -> Iterator[Any]:
+        if self.database is None:
+            with store.database.connect() as connection:
+                yield from rows_of_query(connection, query)
+            return
+        engine = sa.create_engine(database_of(self.database))
+        try:
+            with engine.connect() as connection:
+                yield from rows_of_query(connection, query)
+        finally:
+            engine.dispose()
+
+
+@command()
+def mirror(
+    queue_id: QueueId,
+    store: Store,
+    data: DataSet,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only report the difference")] = False,
+    settle_timeout: Annotated[float, typer.Option(min=0, help="seconds to wait for older transactions to end")] = 60.0,
+) -> Result:
+    """Make a queue that remembers equal to a data set: add exactly the difference, deletes included.
+
+    Exit code 1 and nothing added if more records would be deleted than --max-deletes allows.
+    """
+    report = store.mirror(
+        queue_id,
+        data.rows(store),
+        key=_one_or_several(data.key),
+        value=_one_or_several(data.value),
+        scope=data.scope,
+        max_deletes=number_or_part(data.max_deletes, what="--max-deletes"),
+        dry_run=dry_run,
+        settle_timeout=settle_timeout,
+    )
+    lines = [f"{kind}: {', '.join(map(repr, keys))}" for kind, keys in report.samples.items() if keys]
+    return Result(json=report.to_json(), is_indented=False, lines=[*lines, report.line()])
+
+
+def _one_or_several(columns: list[str] | None) -> str | list[str] | None:
+    if not columns:
+        return None
+    return columns[0] if len(columns) == 1 else columns

@@ -1,0 +1,95 @@
+"""Data sets in files and in results of SQL queries, as rows, a part at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
+from typing import IO, Any
+
+import orjson
+import sqlalchemy as sa
+
+from export_queue.core.errors import EntryError, InvalidArgument, StoreError
+from export_queue.core.segments import load_pyarrow
+
+_ROWS = 5000
+"""Rows of a query that are read at once."""
+_PARQUET, _CSV, _LINES = (".parquet",), (".csv",), (".ndjson", ".jsonl")
+
+
+def rows_of_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[Any]:
+    """Read the rows of a file: Parquet, CSV with a line of column names, or a JSON object in each line.
+
+    :param name: the file's name, whose end says what it is: ``.parquet``, ``.csv``, ``.ndjson`` or ``.jsonl``.
+    :param opened: opens the file for reading bytes.
+    :returns: record batches, or mappings.
+    :raises InvalidArgument: the name has another end.
+    :raises EntryError: the file is damaged or cut off; the error names it.
+    """
+    kind = PurePath(name).suffix.lower()
+    readers = {_PARQUET: _parquet, _CSV: _csv, _LINES: _lines}
+    read = next((read for kinds, read in readers.items() if kind in kinds), None)
+    if read is None:
+        raise InvalidArgument(f"file {name}: expected a name that ends with .parquet, .csv, .ndjson or .jsonl")
+    try:
+        with opened() as file:
+            yield from read(file)
+    except FileNotFoundError:
+        raise InvalidArgument(f"file {name}: expected a file, found none") from None
+    except (ValueError, OSError) as error:
+        if isinstance(error, EntryError) or getattr(error, "errno", None) is not None:
+            raise  # an errno is the file system's: only the others are about the content
+        raise EntryError(f"file {name}: expected {kind[1:]}, found what cannot be read so: {error}") from error
+
+
+def _parquet(file: IO[bytes]) -> Iterator[Any]:
+    load_pyarrow()
+    from pyarrow.parquet import ParquetFile
+
+    yield from ParquetFile(file).iter_batches()
+
+
+def _csv(file: IO[bytes]) -> Iterator[Any]:
+    load_pyarrow()
+    from pyarrow.csv import open_csv
+
+    yield from open_csv(file)
+
+
+def _lines(file: IO[bytes]) -> Iterator[Any]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                found = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise ValueError(f"line {number}: {error}") from error
+            if not isinstance(found, dict):
+                raise ValueError(f"line {number}: expected a JSON object, found {type(found).__name__}")
+            yield found
+
+
+def rows_of_query(connection: sa.Connection, sql: str, parameters: Any = None) -> Iterator[dict[str, Any]]:
+    """Run a query and read its rows, some thousand at a time.
+
+    :param connection: to the database.
+    :param sql: one statement, in the words of the database.
+    :param parameters: values of its placeholders, as the driver takes them.
+    :returns: mappings of column names to values.
+    :raises EntryError: two columns have one name.
+    :raises StoreError: the database refuses the query, or fails during it.
+    """
+    options = {"stream_results": True, "no_parameters": parameters is None, "max_row_buffer": _ROWS}
+    try:
+        found = connection.execution_options(**options).exec_driver_sql(sql, parameters)
+        names = [*found.keys()]
+        if len(set(names)) < len(names):
+            raise EntryError(
+                f"the query's columns are {', '.join(names)}: expected names that differ",
+                hint="name them: select a.id, b.id as other_id",
+            )
+        for block in found.partitions(_ROWS):
+            for row in block:
+                yield dict(zip(names, row, strict=True))
+    except sa.exc.SQLAlchemyError as error:
+        reason = getattr(error, "orig", None) or error  # without the statement and its values
+        raise StoreError(f"the query failed: {type(reason).__name__}: {str(reason).strip()}") from error

@@ -1,0 +1,281 @@
+"""Mirror loads: adding the difference between a data set and the state, so that the state equals the data set."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from export_queue.core.errors import EntryError, InvalidArgument, MirrorRefused
+from export_queue.core.queue import Queue, Range, bucket, find_state
+from export_queue.core.retry import Retry
+from export_queue.core.segments import BulkWriter
+from export_queue.core.state.reading import StateContent, require_complete
+from export_queue.core.state.records import as_key, records_of
+from export_queue.core.state.state import encoded_prefix
+from export_queue.core.transactions import OpenTransaction
+
+_SAMPLES = 5
+_FILES_FROM = 50_000
+"""Entries from which a difference is added as files, if the store has a place for them."""
+_ADDED_AT_ONCE = 10_000
+_IN_A_FILE = 500_000
+"""Entries that are staged at once as rows or as files, so that a difference of any size fits into memory."""
+_FILE_BYTES = 128 << 20
+_SPOOL = """
+    create table new (bucket integer, key blob, value blob, primary key (bucket, key)) without rowid;
+    create table difference (kind text, key blob, value blob);
+"""
+_UP_TO = """
+    select key, value from new where bucket between ? and ? and (bucket, key) > (?, ?) and (bucket, key) <= (?, ?)
+"""
+_AFTER = "select key, value from new where bucket >= ? and (bucket, key) > (?, ?) order by bucket, key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorOptions:
+    """How a data set is compared with a state.
+
+    :raises InvalidArgument: an option is out of bounds.
+    """
+
+    key: str | tuple[str, ...] | None = None
+    """Columns that make up the key. None: the data has pairs of key and value, or columns of these names."""
+    value: str | tuple[str, ...] | None = None
+    """One column that is the value, or several that become a JSON object. None: all columns."""
+    scope: str | bytes | None = None
+    """Beginning of the keys that the data set has all of. Other keys of the state are left alone."""
+    max_deletes: float = 0.2
+    """The largest part of the records in the scope that may be deleted, from 0 to 1; or a number of records, if it is
+    an integer above 1."""
+    dry_run: bool = False
+    """Only report the difference."""
+    settle_timeout: float = 60.0
+    """Seconds to wait for older transactions to end."""
+
+    def __post_init__(self) -> None:
+        most = self.max_deletes
+        if isinstance(most, bool) or not isinstance(most, int | float) or not most >= 0 or math.isnan(most):
+            raise InvalidArgument(f"max_deletes: expected a part from 0 to 1 or a number of records, found {most!r}")
+        if isinstance(most, float) and most > 1:
+            raise InvalidArgument(f"max_deletes: expected a part from 0 to 1, or a whole number, found {most!r}")
+
+    def allowed(self, records: int) -> int:
+        """Return how many of a number of records may be deleted."""
+        most = self.max_deletes
+        return most if isinstance(most, int) and most > 1 else math.floor(most * records)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorReport:
+    """What a mirror load has found and added."""
+
+    queue: str
+    unchanged: int
+    new: int
+    changed: int
+    deleted: int
+    dry_run: bool
+    samples: dict[str, list[Any]] = field(default_factory=dict)
+    """Some keys that are new, changed or deleted."""
+
+    @property
+    def added(self) -> int:
+        """How many entries make up the difference."""
+        return self.new + self.changed + self.deleted
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        samples = {kind: [k.hex() if isinstance(k, bytes) else k for k in keys] for kind, keys in self.samples.items()}
+        return {**asdict(self), "samples": samples}
+
+    def line(self) -> str:
+        """Summarise the load in one line."""
+        would = "would add" if self.dry_run else "added"
+        return (
+            f"{self.queue}: {would} {self.added} entries: {self.new} new, {self.changed} changed, "
+            f"{self.deleted} deleted; {self.unchanged} unchanged"
+        )
+
+
+class MirrorWriter(BulkWriter):
+    """One queue in a transaction, which can also be made equal to a data set."""
+
+    def mirror(
+        self,
+        data: Any,
+        *,
+        key: str | Sequence[str] | None = None,
+        value: str | Sequence[str] | None = None,
+        scope: str | bytes | None = None,
+        max_deletes: float = 0.2,
+        dry_run: bool = False,
+        settle_timeout: float = 60.0,
+    ) -> MirrorReport:
+        """Add exactly the difference between a data set and the queue's state, in a long transaction.
+
+        When the transaction commits, the state equals the data set, apart from what transactions with greater ids
+        changed: records that are new or changed are added, records that the data set does not have are deleted, and
+        unchanged records cost nothing. Values are compared as they are stored. It can be repeated any time.
+
+        :param data: an Arrow table, record batch or reader; or an iterable of record batches, of mappings (rows of a
+            query with column names), or of pairs of key and value. It need not fit into memory. It must have what
+            older transactions changed: pass a function that returns it, which is called when they have ended.
+        :param key: the column that is the key, or several. They become a JSON list, for the key codec ``str``. None:
+            the data has pairs, or the columns ``key`` and ``value``.
+        :param value: the column that is the value, or several that become a JSON object; all columns by default.
+        :param scope: the beginning of the keys that the data set has all of. Other keys are left alone.
+        :param max_deletes: the largest part of the records in the scope that may be deleted, from 0 to 1, or a number
+            of records above 1: an empty or truncated data set must not empty an index.
+        :param dry_run: only report the difference.
+        :param settle_timeout: seconds to wait for older transactions to end.
+        :returns: the numbers of new, changed, deleted and unchanged records.
+        :raises MirrorRefused: more records would be deleted than ``max_deletes`` allows.
+        :raises EntryError: a record has no key or no value, or two have one key; the error names it.
+        :raises StateIncomplete: the first load of the state is missing.
+        :raises InvalidArgument: the queue has no state, or the transaction is not long or has added to the queue.
+        :raises TransactionsInProgress: older transactions did not end in time; the error names them.
+        """
+        options = MirrorOptions(
+            key=key if key is None or isinstance(key, str) else tuple(key),
+            value=value if value is None or isinstance(value, str) else tuple(value),
+            scope=scope,
+            max_deletes=max_deletes,
+            dry_run=dry_run,
+            settle_timeout=settle_timeout,
+        )
+        return _mirror(self._transaction, self, data, options)
+
+
+def _mirror(opened: OpenTransaction, writer: MirrorWriter, data: Any, options: MirrorOptions) -> MirrorReport:
+    queue = writer.queue
+    if opened.kind != "long":
+        raise InvalidArgument(
+            f"mirror: expected a long transaction, found one that is {opened.kind}",
+            hint=f"store.mirror({queue.id!r}, data), or with store.transaction(long=True) as tx",
+        )
+    if opened.has_entries(queue.number):
+        raise InvalidArgument(
+            f"mirror: expected a transaction that has added nothing to queue {queue.id!r}, found one that has",
+            hint="mirror first, then add; or use two transactions",
+        )
+    with opened.database.read() as work:
+        reader = find_state(work, queue.id)
+    require_complete(reader)
+    retry = Retry(attempts=None, seconds=options.settle_timeout, first_pause=0.02)
+    # "" is a temporary file, which is deleted when it is closed
+    with contextlib.closing(sqlite3.connect("", check_same_thread=False, isolation_level=None)) as spool:
+        spool.executescript(_SPOOL)
+        snapshot = opened.settled_below(retry, load=reader.number)
+        with opened.database.read() as work:
+            reader = find_state(work, queue.id)  # in the layouts that the snapshot needs
+        # Read only now: else what an older transaction has changed meanwhile would be changed back.
+        _fill(spool, queue, reader.buckets, data() if callable(data) else data, options)
+        content = StateContent(opened.database, reader, snapshot, snapshot.read_pointer)
+        comparison = _Comparison(spool, reader, encoded_prefix(options.scope))
+        comparison.run(content)
+        report = comparison.report(options)
+        if not options.dry_run:
+            _check_deletes(report, options)
+            _add(opened, writer, spool, report)
+    return report
+
+
+def _fill(spool: sqlite3.Connection, queue: Queue, buckets: int, data: Any, options: MirrorOptions) -> None:
+    """Write the data set into a temporary file, so that it need not fit into memory."""
+    start = encoded_prefix(options.scope)
+
+    def rows() -> Iterator[tuple[int, bytes, bytes]]:
+        for key, value in records_of(data, key=options.key, value=options.value):
+            encoded = queue.encode_key(as_key(key, queue.key))
+            if not encoded.startswith(start):
+                raise EntryError(f"key {key!r}: expected one that begins with the scope {options.scope!r}")
+            stored = queue.encode_value(value, key=key)
+            if stored is None:
+                raise EntryError(
+                    f"key {key!r}: expected a value, found none",
+                    hint="leave out what should be deleted: a mirror deletes what the data set does not have",
+                )
+            yield bucket(encoded, buckets), encoded, stored
+
+    spool.execute("begin")
+    statement = "insert into new values (?, ?, ?) on conflict do nothing"
+    for row in rows():
+        if not spool.execute(statement, row).rowcount:
+            key = queue.decode_key(row[1])
+            raise EntryError(f"key {key!r} comes twice in the data set", hint="each record must have a key of its own")
+    spool.execute("commit")
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """Compares the data set with the state, page by page."""
+
+    spool: sqlite3.Connection
+    reader: Queue
+    start: bytes
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("unchanged", "new", "changed", "deleted"), 0))
+
+    def run(self, content: StateContent) -> None:
+        self.spool.execute("begin")
+        at: tuple[int, bytes] = (0, b"")
+        for page in content.pages(Range(0, self.reader.buckets, self.reader.layout)):
+            if len(page):
+                upto = page.buckets[-1], page.keys[-1]
+                now = dict(self.spool.execute(_UP_TO, (at[0], upto[0], *at, *upto)))
+                stored = zip(page.keys, page.values, strict=True)
+                before = {key: value for key, value in stored if value is not None and key.startswith(self.start)}
+                self._compare(before, now)
+                at = upto
+        rest = self.spool.execute(_AFTER, (at[0], *at))
+        while block := rest.fetchmany(_ADDED_AT_ONCE):
+            self._compare({}, dict(block))
+        self.spool.execute("commit")
+
+    def _compare(self, before: dict[bytes, bytes], now: dict[bytes, bytes]) -> None:
+        new, deleted = now.keys() - before.keys(), before.keys() - now.keys()
+        changed = {key for key, _ in now.items() - before.items()} - new
+        self.counts["unchanged"] += len(now) - len(new) - len(changed)
+        for kind, keys in (("new", new), ("changed", changed), ("deleted", deleted)):
+            self.counts[kind] += len(keys)
+            rows = [(kind, key, now.get(key)) for key in sorted(keys)]
+            self.spool.executemany("insert into difference values (?, ?, ?)", rows)
+
+    def report(self, options: MirrorOptions) -> MirrorReport:
+        samples = {}
+        for kind in ("new", "changed", "deleted"):
+            found = self.spool.execute("select key from difference where kind = ? limit ?", (kind, _SAMPLES))
+            samples[kind] = [self.reader.decode_key(key) for (key,) in found]
+        queue = self.reader.source
+        return MirrorReport(queue=queue, dry_run=options.dry_run, samples=samples, **self.counts)
+
+
+def _check_deletes(report: MirrorReport, options: MirrorOptions) -> None:
+    records = report.unchanged + report.changed + report.deleted
+    allowed = options.allowed(records)
+    if report.deleted > allowed:
+        raise MirrorRefused(
+            f"queue {report.queue!r}: the data set would delete {report.deleted} of {records} records, and max_deletes="
+            f"{options.max_deletes} allows {allowed}; among them {', '.join(map(repr, report.samples['deleted']))}",
+            hint="if the data set is complete, allow more: max_deletes=0.5 for half of them, max_deletes=1.0 for all",
+        )
+
+
+def _add(opened: OpenTransaction, writer: MirrorWriter, spool: sqlite3.Connection, report: MirrorReport) -> None:
+    has_files = opened.database.segments is not None and find_spec("pyarrow") is not None
+    in_files = has_files and report.added >= _FILES_FROM and not writer.queue.exclusive
+    found = spool.execute("select key, value from difference")
+    block: dict[bytes, bytes | None] = {}
+    size = 0
+    for key, value in found:
+        block[key] = value
+        size += len(key) + len(value or b"")
+        if len(block) >= (_IN_A_FILE if in_files else _ADDED_AT_ONCE) or size >= _FILE_BYTES:
+            writer.add_encoded(block, in_files=in_files)
+            block, size = {}, 0
+    if block:
+        writer.add_encoded(block, in_files=in_files)

@@ -1,0 +1,208 @@
+"""Reading a state: its rows and segments, without what newer entries of the same key replace.
+
+Nothing is locked. A compaction may move rows into a file during a reading, and clean-up may delete former values. So
+each chunk is checked after it was read: if segments have been replaced meanwhile, it is read again from the new ones;
+if values have been deleted that the reading needs, it ends with an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from export_queue.core.errors import SnapshotTooOld, StateIncomplete, UnknownQueue
+from export_queue.core.queue import Entries, Position, Queue, Range, bucket, buckets_of, find_state
+from export_queue.core.segments import UnitReader, waiting_segments
+from export_queue.core.store import Database, Reading, queries
+from export_queue.core.transactions import Snapshot, settled_snapshot
+
+PAGE_ROWS = 8192
+PAGE_BYTES = 8 << 20
+_LAST_SEQ = (1 << 63) - 1
+_SPOOL = (
+    "create table entry (bucket integer, key blob, seq integer, value blob, primary key (bucket, key)) without rowid"
+)
+_KEEP = """
+    insert into entry values (?, ?, ?, ?)
+    on conflict do update set seq = excluded.seq, value = excluded.value where excluded.seq > seq
+"""
+_UP_TO = """
+    select bucket, key, seq, value from entry
+    where bucket between ? and ? and (bucket, key) > (?, ?) and (bucket, key) <= (?, ?) order by bucket, key
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StateContent:
+    """The content of a state at one snapshot.
+
+    :param reader: the reader that is the state.
+    :param snapshot: what is seen.
+    :param cut: entries with a greater sequence are not seen either.
+    """
+
+    database: Database
+    reader: Queue
+    snapshot: Snapshot
+    cut: int
+    is_ranked: bool = True
+
+    def pages(self, within: Range) -> Iterator[Entries]:
+        """Read the latest entry of each key, ascending by bucket and key. None as a value: the key was deleted.
+
+        :param within: buckets of the current layout.
+        :raises SnapshotTooOld: former values that this reading needs have been deleted.
+        :raises SegmentLost: a file is missing or damaged.
+        """
+        with contextlib.closing(sqlite3.connect("", check_same_thread=False)) as spool:  # deleted when it is closed
+            has_older = self._spool_older(spool, within)  # first: entries move only into later layouts
+            at = within.first, b""
+            for page in self._read(self.reader, within, after=None, until=None):
+                if has_older and len(page):
+                    upto = page.buckets[-1], page.keys[-1]
+                    yield _joined(page, spool.execute(_UP_TO, (at[0], upto[0], *at, *upto)))
+                    at = upto
+                else:
+                    yield page
+            if has_older:
+                rest = spool.execute(_UP_TO, (at[0], within.end, *at, within.end, b""))
+                while block := rest.fetchmany(PAGE_ROWS):
+                    yield _joined(Entries((), (), (), ()), block)
+
+    def _spool_older(self, spool: sqlite3.Connection, within: Range) -> bool:
+        """Write what is in older layouts into a temporary file, in the order of the current one; return whether any is.
+
+        Usually that is nothing: at most what was not moved yet after the queue's buckets were altered.
+        """
+        if not self.reader.older:
+            return False
+        spool.execute(_SPOOL)
+        buckets, found = self.reader.buckets, 0
+        for layout in self.reader.older:
+            everything = Range(0, layout.buckets, layout.number)
+            for page in self._read(self.reader.laid_out_as(layout), everything, after=None, until=None):
+                rows = zip(buckets_of(page.keys, buckets), page.keys, page.seqs, page.values, strict=True)
+                wanted = [row for row in rows if within.first <= row[0] < within.end]
+                spool.executemany(_KEEP, wanted)
+                found += len(wanted)
+        return found > 0
+
+    def find(self, key: bytes) -> tuple[int, bytes | None] | None:
+        """Find the latest entry of a key: its sequence and value; None if there is none.
+
+        :param key: encoded.
+        """
+        found: list[tuple[int, bytes | None]] = []
+        for layout in self.reader.layouts():
+            at = bucket(key, layout.buckets)
+            first, last = Position(at, key, -1), Position(at, key, _LAST_SEQ)
+            of_layout = self.reader.laid_out_as(layout)
+            for page in self._read(of_layout, Range(at, at + 1, layout.number), after=first, until=last):
+                found += zip(page.seqs, page.values, strict=True)
+        return max(found, key=lambda one: one[0], default=None)
+
+    def _read(
+        self, reader: Queue, within: Range, *, after: Position | None, until: Position | None
+    ) -> Iterator[Entries]:
+        is_read = False
+        while not is_read:
+            with self.database.read() as work:
+                version = self._check(work)
+                segments = waiting_segments(work, reader, self.snapshot, within)
+            units = UnitReader(
+                reader,
+                self.snapshot,
+                within,
+                segments,
+                after=after,
+                until=until,
+                rows=PAGE_ROWS,
+                size=PAGE_BYTES,
+                whole_keys=True,
+            )
+            with contextlib.closing(units):
+                while not is_read:
+                    with self.database.read() as work:
+                        found = units.read(work).entries
+                        if self._check(work) != version:
+                            break  # segments were replaced: rows may have been missed
+                    is_read = found.is_last or not found
+                    if found:
+                        after = found.position(len(found) - 1)
+                        yield self._latest(found)
+
+    def _check(self, work: Reading) -> object:
+        """Check that nothing was deleted that this content needs; return a value that changes with the segments."""
+        oldest_cut = queries.queues.oldest_cut(work, self.reader.number)
+        if oldest_cut is None:
+            raise UnknownQueue(f"the state of queue {self.reader.parent!r} was removed")
+        if oldest_cut > min(self.cut, self.snapshot.low - 1):
+            raise SnapshotTooOld(
+                f"the state of queue {self.reader.parent!r} as of {self.cut}: expected an id from {oldest_cut} on, "
+                "because older values are deleted",
+                hint=f"read a later one, or keep former values longer: store.alter_queue({self.reader.parent!r}, "
+                "history='7d')",
+            )
+        return queries.compactions.stamp(work, self.reader.number)
+
+    def _latest(self, found: Entries) -> Entries:
+        """Leave out what is not seen, and what a later entry of its key replaces."""
+        seqs, keys, cut, sees = found.seqs, found.keys, self.cut, self.snapshot.sees
+        # A merged segment may have entries that are younger than the snapshot.
+        seen = (
+            range(len(seqs))
+            if max(seqs) <= cut and not self.snapshot.excluded
+            else [i for i, seq in enumerate(seqs) if seq <= cut and sees(seq)]
+        )
+        of_key = {(found.buckets[i], keys[i]): i for i in seen}  # the last of each key stays
+        return _chosen(found, list(of_key.values()))
+
+
+def _joined(page: Entries, others: Iterable[tuple[int, bytes, int, bytes | None]]) -> Entries:
+    """Join two pages, of which the second one has one entry of each key, too; the later entry of a key stays."""
+    found = {row[:2]: row for row in zip(page.buckets, page.keys, page.seqs, page.values, strict=True)}
+    for row in others:
+        known = found.get(row[:2])
+        if known is None or known[2] < row[2]:
+            found[row[:2]] = row
+    rows = [found[key] for key in sorted(found)]
+    return Entries([r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows], [r[3] for r in rows])
+
+
+def _chosen(found: Entries, kept: Sequence[int]) -> Entries:
+    if len(kept) == len(found):
+        return found
+    return Entries(
+        [found.buckets[i] for i in kept],
+        [found.keys[i] for i in kept],
+        [found.seqs[i] for i in kept],
+        [found.values[i] for i in kept],
+        found.is_last,
+    )
+
+
+class StateSource:
+    """The state of a queue as a source."""
+
+    @contextlib.contextmanager
+    def open(self, database: Database, queue: Queue) -> Iterator[StateContent]:
+        """Open the state at a settled cut.
+
+        :raises InvalidArgument: the queue has no state.
+        :raises StateIncomplete: the first load of the state is missing.
+        """
+        with database.read() as work:
+            number = find_state(work, queue.source).number
+        settled = settled_snapshot(database, number)
+        with database.read() as work:
+            reader = find_state(work, queue.source)  # afterwards: it has all layouts of entries in the snapshot
+        require_complete(reader)
+        yield StateContent(database, reader, settled, settled.read_pointer)
+
+
+def require_complete(reader: Queue) -> None:
+    """Check that a state has received what was committed before it began."""
+    if reader.first_load == "missing":
+        raise StateIncomplete(f"the state of queue {reader.parent!r} lacks what was committed before it began")

@@ -1,0 +1,111 @@
+"""The state of a queue, as its users read it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from datetime import datetime
+from typing import Any
+
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.queue import Queue, Range, find_state
+from export_queue.core.state.reading import StateContent, require_complete
+from export_queue.core.store import Database
+from export_queue.core.transactions import Snapshot, take_snapshot
+
+
+class State:
+    """The latest entry of each key of a queue, without deleted keys: what its sinks hold once they are drained.
+
+    Each reading sees one snapshot. ``as_of`` reads a former state: a time, or the id of a transaction, whose changes
+    and all with smaller ids are seen. It reaches back as far as the queue's option ``history``.
+
+    :param queue_id: the queue.
+    """
+
+    def __init__(self, database: Database, queue_id: str) -> None:
+        self._database = database
+        self._queue_id = queue_id
+        _ = self._reader()
+
+    @property
+    def id(self) -> str:
+        """The id of the reader that is the state, for :meth:`Store.first_load`."""
+        return self._reader().id
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has what was committed before it began: False until its first load is made."""
+        return self._reader().first_load != "missing"
+
+    def get(self, key: Any, *, as_of: datetime | int | None = None) -> Any:
+        """Return the value of a key; None if the key does not exist.
+
+        :param as_of: a former time or transaction.
+        :raises StateIncomplete: the first load of the state is missing.
+        :raises SnapshotTooOld: former values of that time are deleted.
+        """
+        content = self._content(as_of)
+        found = content.find(content.reader.encode_key(key))
+        return None if found is None else content.reader.decode_value(found[1], key=key)
+
+    def scan(
+        self, *, prefix: Any = None, as_of: datetime | int | None = None
+    ) -> Generator[tuple[Any, Any], None, None]:
+        """Read all keys and values, in the order of the queue's buckets.
+
+        :param prefix: only keys that begin so; text or bytes.
+        :param as_of: a former time or transaction.
+        :raises StateIncomplete: the first load of the state is missing.
+        :raises SnapshotTooOld: former values that the reading needs are deleted, before it or during it.
+        :raises SegmentLost: a file of the state is missing or damaged.
+        """
+        content, start = self._content(as_of), encoded_prefix(prefix)
+        reader = content.reader
+        for page in content.pages(Range(0, reader.buckets, reader.layout)):
+            for key, value in zip(page.keys, page.values, strict=True):
+                if value is not None and key.startswith(start):
+                    decoded = reader.decode_key(key)
+                    yield decoded, reader.decode_value(value, key=decoded)
+
+    def count(self, *, prefix: Any = None, as_of: datetime | int | None = None) -> int:
+        """Count the keys. This reads the whole state, as :meth:`scan` does."""
+        content, start = self._content(as_of), encoded_prefix(prefix)
+        pages = content.pages(Range(0, content.reader.buckets, content.reader.layout))
+        return sum(
+            value is not None and key.startswith(start)
+            for page in pages
+            for key, value in zip(page.keys, page.values, strict=True)
+        )
+
+    def _reader(self) -> Queue:
+        with self._database.read() as work:
+            return find_state(work, self._queue_id)
+
+    def _content(self, as_of: datetime | int | None) -> StateContent:
+        snapshot = take_snapshot(self._database)
+        reader = self._reader()  # afterwards: it has all layouts of entries in the snapshot
+        require_complete(reader)
+        return StateContent(self._database, reader, snapshot, _cut(as_of, snapshot))
+
+
+def _cut(as_of: datetime | int | None, snapshot: Snapshot) -> int:
+    if as_of is None:
+        return snapshot.read_pointer
+    if isinstance(as_of, datetime):
+        if as_of.tzinfo is None:
+            raise InvalidArgument(f"as_of: expected a time with a time zone, found {as_of}")
+        return min(int(as_of.timestamp() * 1000) * 1_000_000, snapshot.read_pointer)
+    if type(as_of) is not int or as_of < 0:
+        raise InvalidArgument(f"as_of: expected a time or the id of a transaction, found {as_of!r}")
+    return min(as_of, snapshot.read_pointer)
+
+
+def encoded_prefix(prefix: Any) -> bytes:
+    """Return the beginning of encoded keys; nothing for None."""
+    if prefix is None:
+        return b""
+    if isinstance(prefix, str):
+        return prefix.encode()
+    if isinstance(prefix, bytes):
+        return prefix
+    raise InvalidArgument(f"prefix: expected text or bytes, found {type(prefix).__name__}")

@@ -1,0 +1,302 @@
+"""Mirror loads: the state becomes equal to a data set, or nothing changes (I16)."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from tests.support.command_line import run_cli
+from tests.support.waiting import wait_until
+
+from export_queue import (
+    EntryError,
+    InvalidArgument,
+    MemorySink,
+    MirrorRefused,
+    OptionsDiffer,
+    SnapshotTooOld,
+    StateIncomplete,
+    Store,
+    TransactionsInProgress,
+    drain,
+)
+from export_queue.core.state import mirror as mirrors
+from export_queue.core.state import trim
+from export_queue.core.store import queries
+
+
+@pytest.fixture
+def customers(store: Store) -> Store:
+    store.configure_queue("customers", buckets=8, buckets_per_range=4, state=True)
+    return store
+
+
+def rows(*numbers: int, city: str = "Bern") -> list[dict[str, Any]]:
+    return [{"id": number, "city": city} for number in numbers]
+
+
+def in_sink(store: Store, sink: MemorySink) -> dict[bytes, bytes]:
+    drain(store, "customers", sink, sink_name="memory")
+    return {key: document for (_, key), document in sink.records().items()}
+
+
+def test_a_sink_follows_a_data_set_deletes_included(customers: Store) -> None:
+    sink = MemorySink()
+    first = customers.mirror("customers", rows(1, 2, 3), key="id")
+    assert (first.new, first.changed, first.deleted, first.unchanged) == (3, 0, 0, 0)
+    assert in_sink(customers, sink).keys() == {b"1", b"2", b"3"}
+    second = customers.mirror("customers", [*rows(1), *rows(2, city="Chur"), *rows(4)], key="id", max_deletes=1)
+    assert (second.new, second.changed, second.deleted, second.unchanged) == (1, 1, 1, 1)
+    assert second.samples == {"new": ["4"], "changed": ["2"], "deleted": ["3"]}
+    assert in_sink(customers, sink) == {
+        b"1": b'{"id":1,"city":"Bern"}',
+        b"2": b'{"id":2,"city":"Chur"}',
+        b"4": b'{"id":4,"city":"Bern"}',
+    }
+
+
+def test_an_unchanged_data_set_adds_nothing(customers: Store) -> None:
+    customers.mirror("customers", rows(1, 2), key="id")
+    drain(customers, "customers", MemorySink(), sink_name="memory")
+    again = customers.mirror("customers", rows(2, 1), key="id")
+    assert (again.added, again.unchanged) == (0, 2)
+    assert customers.backlog("customers") == []
+
+
+@pytest.mark.parametrize(
+    ("most", "deletes", "refused"),
+    [(0.2, 2, False), (0.2, 3, True), (0.0, 1, True), (1.0, 10, False), (3, 3, False), (3, 4, True), (1, 10, False)],
+)
+def test_no_more_is_deleted_than_is_allowed(customers: Store, most: float, deletes: int, refused: bool) -> None:
+    customers.mirror("customers", rows(*range(10)), key="id")
+    data = rows(*range(deletes, 10))
+    if refused:
+        with pytest.raises(MirrorRefused, match=f"would delete {deletes} of 10 records"):
+            customers.mirror("customers", data, key="id", max_deletes=most)
+    else:
+        customers.mirror("customers", data, key="id", max_deletes=most)
+    assert customers.state("customers").count() == (10 if refused else 10 - deletes)
+
+
+def test_a_dry_run_says_what_a_mirror_would_do(customers: Store) -> None:
+    customers.mirror("customers", rows(1, 2), key="id")
+    report = customers.mirror("customers", [], key="id", dry_run=True)
+    assert (report.deleted, report.dry_run) == (2, True)
+    assert customers.state("customers").count() == 2
+
+
+def test_keys_outside_the_scope_are_left_alone(customers: Store) -> None:
+    customers.mirror("customers", {"a-1": 1, "a-2": 2, "b-1": 3}.items())
+    report = customers.mirror("customers", {"a-1": 1}.items(), scope="a-", max_deletes=1.0)
+    assert (report.deleted, report.unchanged) == (1, 1)
+    assert dict(customers.state("customers").scan()) == {"a-1": 1, "b-1": 3}
+    with pytest.raises(EntryError, match="'c-1': expected one that begins with the scope 'a-'"):
+        customers.mirror("customers", {"c-1": 1}.items(), scope="a-")
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "message"),
+    [
+        ([*rows(1), *rows(1)], {"key": "id"}, EntryError, "key '1' comes twice"),
+        ([{"id": None}], {"key": "id"}, EntryError, "key 'id': expected a value"),
+        ([{"id": 1.5}], {"key": "id"}, EntryError, "expected str, found float"),
+        ([{"id": 1, "city": None}], {"key": "id", "value": "city"}, EntryError, "expected a value, found none"),
+        ([*rows(1), {"city": "Bern"}], {"key": "id"}, EntryError, "column 'id': expected in each row"),
+        ([("a", 1, 2)], {}, InvalidArgument, "expected each row to be a pair"),
+        ("rows", {}, InvalidArgument, "expected an Arrow table or an iterable of rows, found str"),
+        ({"a": 1}, {}, InvalidArgument, "expected an Arrow table or an iterable of rows, found dict"),
+        (rows(1), {"key": "id", "max_deletes": 1.5}, InvalidArgument, "max_deletes"),
+        (rows(1), {"key": "id", "max_deletes": -1}, InvalidArgument, "max_deletes"),
+        (rows(1), {"value": "city"}, InvalidArgument, "value: expected together with key"),
+    ],
+)
+def test_wrong_data_is_refused_by_name_and_nothing_changes(
+    customers: Store, data: Any, options: Any, error: type[Exception], message: str
+) -> None:
+    customers.mirror("customers", rows(7), key="id")
+    with pytest.raises(error, match=message):
+        customers.mirror("customers", data, **options)
+    assert dict(customers.state("customers").scan()) == {"7": {"id": 7, "city": "Bern"}}
+    assert customers.mirror("customers", rows(7), key="id").added == 0
+
+
+def test_data_that_fails_in_the_middle_changes_nothing(customers: Store) -> None:
+    customers.mirror("customers", rows(1, 2), key="id")
+
+    def failing() -> Any:
+        yield from rows(5)
+        raise OSError("the connection broke")
+
+    with pytest.raises(OSError, match="the connection broke"):
+        customers.mirror("customers", failing, key="id")
+    assert customers.state("customers").count() == 2
+
+
+def test_keys_of_other_systems_become_text(customers: Store) -> None:
+    keys = [7, Decimal(8), date(2026, 1, 2), UUID(int=9), "text"]
+    customers.mirror("customers", [{"id": key, "n": 1} for key in keys], key="id", value="n")
+    found = dict(customers.state("customers").scan())
+    assert set(found) == {"7", "8", "2026-01-02", str(UUID(int=9)), "text"}
+    customers.mirror("customers", [{"a": "ch", "b": 7, "n": 1}], key=["a", "b"], value=["n"], max_deletes=1.0)
+    assert dict(customers.state("customers").scan()) == {'["ch",7]': {"n": 1}}
+
+
+def test_arrow_tables_and_readers_are_data(customers: Store) -> None:
+    table = pa.table({"id": [1, 2], "city": ["Bern", None]})
+    assert customers.mirror("customers", table, key="id").new == 2
+    reader = pa.RecordBatchReader.from_batches(table.schema, table.to_batches())
+    assert customers.mirror("customers", reader, key="id").unchanged == 2
+    assert customers.mirror("customers", table.to_batches()[0], key="id").unchanged == 2
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_large_difference_is_added_in_parts(
+    customers: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_files: bool
+) -> None:
+    customers.database.segments = str(tmp_path / "segments")
+    monkeypatch.setattr(mirrors, "_FILES_FROM", 100 if in_files else 10_000)
+    monkeypatch.setattr(mirrors, "_IN_A_FILE", 150)
+    monkeypatch.setattr(mirrors, "_ADDED_AT_ONCE", 70)
+    customers.mirror("customers", rows(*range(400)), key="id")
+    assert bool(customers.bulk_files()) == in_files
+    customers.mirror("customers", rows(*range(200, 500), city="Chur"), key="id", max_deletes=1.0)
+    assert dict(customers.state("customers").scan()) == {str(i): {"id": i, "city": "Chur"} for i in range(200, 500)}
+    sink = MemorySink()
+    assert in_sink(customers, sink).keys() == {b"%d" % i for i in range(200, 500)}
+
+
+def test_an_older_transaction_is_waited_for_and_then_named(customers: Store) -> None:
+    value = customers.begin()
+    with pytest.raises(TransactionsInProgress, match=str(value["id"])):
+        customers.mirror("customers", rows(1), key="id", settle_timeout=0.1)
+    read = threading.Event()
+
+    def data() -> Any:
+        read.set()
+        return rows(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        mirroring = pool.submit(customers.mirror, "customers", data, key="id", max_deletes=1.0)
+        with customers.resume(value) as tx:
+            tx.queue("customers").add("9", {"id": 9})
+        assert not read.is_set()
+        customers.commit(value)
+        assert mirroring.result(60).deleted == 1
+    assert customers.state("customers").count() == 1
+
+
+def waiting_ids(store: Store) -> list[int]:
+    with store.database.read() as work:
+        return [one.id for one in queries.monitoring.holders(work)]
+
+
+def test_two_mirrors_at_once_end_as_one_after_the_other(customers: Store) -> None:
+    begun, follows = threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        begun.set()
+        assert follows.wait(60)
+        return rows(1, 2)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(customers.mirror, "customers", slow, key="id")
+        assert begun.wait(60)
+        second = pool.submit(customers.mirror, "customers", rows(2, 3), key="id", max_deletes=1.0)
+        wait_until(lambda: len(waiting_ids(customers)) == 2, "the second mirror does not begin")
+        follows.set()
+        assert first.result(60).new == 2
+        report = second.result(60)
+    assert (report.new, report.deleted, report.unchanged) == (1, 1, 1)
+
+
+def test_a_state_that_begins_later_needs_a_first_load(store: Store) -> None:
+    store.configure_queue("customers")
+    with pytest.raises(InvalidArgument, match="has no state"):
+        store.state("customers")
+    with store.transaction() as tx:
+        tx.queue("customers").add("old", 1)
+    staged = store.begin()
+    with store.resume(staged) as tx:
+        tx.queue("customers").add("staged", 2)
+    store.alter_queue("customers", state=True)
+    store.commit(staged)
+    with pytest.raises(StateIncomplete):
+        store.state("customers").get("staged")
+    with pytest.raises(StateIncomplete):
+        store.mirror("customers", rows(1), key="id")
+    with store.first_load(store.state("customers").id) as load:
+        load.add("old", 1)
+    assert dict(store.state("customers").scan()) == {"old": 1, "staged": 2}
+    store.alter_queue("customers", state=False)
+    store.alter_queue("customers", state=True)
+    assert not store.state("customers").is_complete
+
+
+def test_the_options_of_a_state_are_options_of_its_queue(customers: Store) -> None:
+    customers.configure_queue("customers", buckets=8, buckets_per_range=4, state=True)
+    with pytest.raises(OptionsDiffer):
+        customers.configure_queue("customers", buckets=8, buckets_per_range=4)
+    with pytest.raises(OptionsDiffer):
+        customers.configure_queue("customers", buckets=8, buckets_per_range=4, state=True, history="7d")
+    customers.alter_queue("customers", history="7d")
+    customers.configure_queue("customers", buckets=8, buckets_per_range=4, state=True, history="7d")
+    with pytest.raises(InvalidArgument, match="history"):
+        customers.configure_queue("other", history="7d")
+    with pytest.raises(InvalidArgument, match="is the state of queue"):
+        drain(customers, "customers/@state", MemorySink(), sink_name="memory")
+    assert [queue.id for queue in customers.queues()] == ["customers"]
+    assert customers.subscriptions("customers") == []
+
+
+def test_a_state_holds_no_tombstone_of_a_sink_back(customers: Store) -> None:
+    sink = MemorySink()
+    customers.mirror("customers", rows(1), key="id")
+    in_sink(customers, sink)
+    customers.mirror("customers", [], key="id", max_deletes=1.0)
+    in_sink(customers, sink)
+    assert customers.sweep_sink(sink).removed == 1
+
+
+def test_former_values_are_deleted_after_the_history(customers: Store) -> None:
+    customers.alter_queue("customers", history=0)
+    cuts = []
+    for city in ("Bern", "Chur"):
+        with customers.transaction() as tx:
+            tx.queue("customers").add("1", city)
+            tx.queue("customers").add("2", city)
+            cuts.append(tx.id)
+    assert customers.state("customers").get("1", as_of=cuts[0]) == "Bern"
+    with customers.transaction() as tx:
+        tx.queue("customers").add("2", None)
+    wait_until(lambda: trim(customers.database, limit=100) >= 4, "the former values are not deleted")
+    assert dict(customers.state("customers").scan()) == {"1": "Chur"}
+    with pytest.raises(SnapshotTooOld, match="older values are deleted"):
+        customers.state("customers").get("1", as_of=cuts[0])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "ndjson"])
+def test_a_file_is_mirrored_from_the_shell(tmp_path: Path, kind: str) -> None:
+    url, file = f"sqlite:///{tmp_path}/store.db", tmp_path / f"data.{kind}"
+    with Store.open(url) as store:
+        store.create()
+        store.configure_queue("customers", state=True)
+        if kind == "parquet":
+            parquet.write_table(pa.table({"id": [1, 2], "city": ["Bern", "Chur"]}), file)
+        else:
+            lines = {"csv": "id,city\n1,Bern\n2,Chur\n", "ndjson": '{"id":1,"city":"Bern"}\n{"id":2,"city":"Chur"}\n'}
+            file.write_text(lines[kind])
+        arguments = ("mirror", "customers", "--key", "id", "--file", str(file))
+        assert "2 new" in run_cli(*arguments, url=url)
+        assert dict(store.state("customers").scan()) == {"1": {"id": 1, "city": "Bern"}, "2": {"id": 2, "city": "Chur"}}
+        if kind != "csv":
+            file.write_bytes(file.read_bytes()[:-5])
+            assert "cannot be read" in run_cli(*arguments, url=url, status=1)
+        assert store.state("customers").count() == 2
