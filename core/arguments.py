@@ -73,6 +73,14 @@ def columns(value: Any, *, what: str) -> list[str] | None:
     return names(found if found is None or _is_list(found) else [text(value, what=what)], what=what)
 
 
+def required_columns(value: Any, *, what: str) -> list[str]:
+    """Read the name of a column, or a list of names; at least one."""
+    found = columns(value, what=what)
+    if not found:
+        raise InvalidArgument(f"{what}: expected the name of a column, found {value!r}")
+    return found
+
+
 def mapping(value: Any, *, what: str) -> dict[str, Any] | None:
     """Read a mapping of names to values, or its JSON. The text ``None`` stands for None."""
     found = decoded(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from export_queue.core.arguments import columns, given, number_or_part, required_text, text
+from export_queue.core.arguments import columns, given, number_or_part, required_columns, required_text, text
 from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional, untouched
@@ -49,7 +49,7 @@ class ExportQueueMirrorOperator(RenderedTask):
         "sql_conn_id": text,
         "parameters": untouched,
         "file": text,
-        "key": columns,
+        "key": required_columns,
         "value": columns,
         "scope": text,
         "max_deletes": optional(number_or_part, default=0.2),
@@ -124,8 +124,6 @@ class ExportQueueMirrorOperator(RenderedTask):
             raise InvalidArgument(f"expected either sql or file, found {found}")
         if has_query and given(self.sql_conn_id) is None:
             raise InvalidArgument("sql_conn_id: expected the connection of the query's database, found none")
-        if not self.key:
-            raise InvalidArgument("key: expected the name of a column, found none")
 
     def _rows(self) -> Iterator[Any]:
         from export_queue.core.state import rows_of_file, rows_of_query
