@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,24 @@ from tests.support.command_line import run_cli
 from tests.support.waiting import wait_until
 
 from export_queue import (
+    Candidates,
     EntryError,
     InvalidArgument,
     MemorySink,
     MirrorRefused,
     OptionsDiffer,
+    Range,
     SnapshotTooOld,
     StateIncomplete,
     Store,
     TransactionsInProgress,
     drain,
 )
+from export_queue.core.segments import compact
+from export_queue.core.state import StateContent, trim
 from export_queue.core.state import mirror as mirrors
-from export_queue.core.state import trim
 from export_queue.core.store import queries
+from export_queue.core.transactions import take_snapshot
 
 
 @pytest.fixture
@@ -185,6 +189,7 @@ def test_an_older_transaction_is_waited_for_and_then_named(customers: Store) -> 
 
     with ThreadPoolExecutor(1) as pool:
         mirroring = pool.submit(customers.mirror, "customers", data, key="id", max_deletes=1.0)
+        wait_until(lambda: len(waiting_ids(customers)) == 2, "the mirror does not begin")
         with customers.resume(value) as tx:
             tx.queue("customers").add("9", {"id": 9})
         assert not read.is_set()
@@ -280,6 +285,69 @@ def test_former_values_are_deleted_after_the_history(customers: Store) -> None:
     assert dict(customers.state("customers").scan()) == {"1": "Chur"}
     with pytest.raises(SnapshotTooOld, match="older values are deleted"):
         customers.state("customers").get("1", as_of=cuts[0])
+
+
+def in_a_file(store: Store, changes: dict[str, Any]) -> int:
+    with store.transaction(long=True) as tx:
+        tx.queue("customers").add_batch(pa.table({"key": [*changes], "value": [*changes.values()]}))
+        return tx.id
+
+
+def merge_state(store: Store, **wanted: int) -> None:
+    compact(store.database, "customers/@state", wanted=Candidates(least=2, **wanted))
+
+
+def test_former_values_are_kept_for_the_history(customers: Store, tmp_path: Path) -> None:
+    customers.database.segments = str(tmp_path / "segments")
+    first = in_a_file(customers, {"1": "Bern", "2": "Bern"})
+    in_a_file(customers, {"1": "Chur", "2": None})
+    with customers.transaction() as tx:
+        tx.queue("customers").add("1", "Genf")
+    with customers.transaction() as tx:
+        tx.queue("customers").add("1", "Zug")
+        last = tx.id
+    assert trim(customers.database, limit=100) == 0
+    merge_state(customers)
+    assert dict(customers.state("customers").scan()) == {"1": "Zug"}
+    assert dict(customers.state("customers").scan(as_of=first)) == {"1": "Bern", "2": "Bern"}
+    assert dict(customers.state("customers").scan(as_of=last - 1)) == {"1": "Genf"}
+
+
+def test_a_former_value_goes_only_when_its_successor_is_old(tmp_path: Path) -> None:
+    now_ms = [1_800_000_000_000]
+    with Store.open(f"sqlite:///{tmp_path}/store.db", clock=lambda: now_ms[0]) as store:
+        store.create()
+        store.configure_queue("customers", state=True, history="10s")
+        cuts = []
+        for city in ("Bern", "Chur"):
+            with store.transaction() as tx:
+                tx.queue("customers").add("1", city)
+                cuts.append(tx.id)
+            now_ms[0] += 15_000
+        assert trim(store.database, limit=100) == 1
+        store.mirror("customers", {"1": "Genf"}.items())
+        now_ms[0] += 5_000
+        assert trim(store.database, limit=100) == 0
+        assert store.state("customers").get("1", as_of=datetime.fromtimestamp(now_ms[0] / 1000 - 9, UTC)) == "Chur"
+
+
+def test_a_delete_goes_only_with_everything_older(customers: Store, tmp_path: Path) -> None:
+    customers.database.segments = str(tmp_path / "segments")
+    customers.alter_queue("customers", history=0)
+    in_a_file(customers, {f"{i}": "x" * 2000 for i in range(100)})
+    for _ in range(2):
+        in_a_file(customers, {"1": None, "2": None} | dict.fromkeys([f"{i}" for i in range(3, 13)], "y"))
+    merge_state(customers, small_bytes=10_000)  # without the large file
+    assert customers.state("customers").count() == 98
+    merge_state(customers)
+    content = StateContent(customers.database, *found_state(customers))
+    assert sum(len(page) for page in content.pages(Range(0, 8))) == 98
+    assert customers.state("customers").count() == 98
+
+
+def found_state(store: Store) -> tuple[Any, Any, int]:
+    snapshot = take_snapshot(store.database)
+    return store.queue("customers/@state"), snapshot, snapshot.read_pointer
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "ndjson"])
