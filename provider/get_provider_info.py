@@ -42,7 +42,14 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": INTEGRATION,
                 "python-modules": _modules(
-                    "operators", "compact", "configure", "drain", "mirror", "spark_compact", "spark_drain", "spark_load",
+                    "operators",
+                    "compact",
+                    "configure",
+                    "drain",
+                    "mirror",
+                    "spark_compact",
+                    "spark_drain",
+                    "spark_load",
                     "verify",
                 ),
             }
