@@ -21,7 +21,7 @@ from export_queue.core.drain import (
     load_exporter,
     opened_exporter,
 )
-from export_queue.core.errors import SinkBindingError, SinkConfigurationError
+from export_queue.core.errors import QueueBusy, SinkBindingError, SinkConfigurationError
 from export_queue.core.queue import Entries, Queue, Range, bucket, find_queue, find_reader, join_ranges
 from export_queue.core.sinks import FencedSink, ScannableSink, Sink, SinkSpec, StoredRecords, collapse, opened_sink
 from export_queue.core.sources import Content
@@ -94,7 +94,7 @@ def verify_as_requested(
     database = store.database
     with database.read() as work:
         reader = find_reader(work, request.queue_id)
-        queue = reader if reader.parent is None else find_queue(work, reader.parent)
+        queue = find_queue(work, reader.source)
     bound_sink, bound_exporter = filled_in(database, request.queue_id, sink, request.exporter)
     exporter = load_exporter(bound_exporter)
     with (
@@ -180,12 +180,29 @@ class Comparison:
     def _read_source(self) -> set[str]:
         """Read the content of the queue, and return the collections that its records are in."""
         collections = {self.reader.source} if self._copies else set()
-        with find_source(self.request.source).open(self.database, self.queue) as content:
+        with self._content() as content:
             self.cut = content.cut
             self.is_ranked = content.is_ranked and not self.sink.capabilities.fenced
             for page in self._pages(content, self.queue.units()):
                 collections |= self._expect(page, "expected")
         return collections
+
+    @contextlib.contextmanager
+    def _content(self) -> Iterator[Content]:
+        """Open the source, and make sure that the queue's buckets were not altered until it was read."""
+        self._find_queue()
+        with find_source(self.request.source).open(self.database, self.queue) as content:
+            yield content
+        layout = self.queue.layout
+        self._find_queue()
+        if self.queue.layout != layout:
+            raise QueueBusy(
+                f"the buckets of queue {self.queue.id!r} were altered while it was compared", hint="compare again"
+            )
+
+    def _find_queue(self) -> None:
+        with self.database.read() as work:
+            self.queue = find_queue(work, self.reader.source)
 
     def _pages(self, content: Content, ranges: Iterable[Range]) -> Iterator[Entries]:
         for part in ranges:
@@ -306,7 +323,7 @@ class Comparison:
     def _read_again(self) -> None:
         """Read the content of the remaining candidates at a newer cut."""
         self.spool.forget_refused()
-        with find_source(self.request.source).open(self.database, self.queue) as content:
+        with self._content() as content:
             self.cut = content.cut
             for page in self._pages(content, self._ranges()):
                 self._expect(page, "fresh")

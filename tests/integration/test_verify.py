@@ -29,6 +29,7 @@ from export_queue import (
 )
 from export_queue.core.sinks import CompositeSink
 from export_queue.core.sources import FunctionSource
+from export_queue.core.verify import waiting
 
 pytestmark = [
     pytest.mark.one_store("what is pending and dead is read by the code of drains"),
@@ -177,6 +178,12 @@ class Choosy(MemorySink):
         return ApplyResult(result.written, result.stale, tuple(Rejection(i, "no") for i in bad))
 
 
+class Rejecting(Choosy):
+    """A sink that finds out only with the write."""
+
+    render = MemorySink.render
+
+
 def test_dead_letters_explain_differences_until_they_are_dropped(orders: Store) -> None:
     sink = Choosy()
     fill(orders, sink)
@@ -199,6 +206,62 @@ def test_an_old_dead_letter_explains_nothing(orders: Store, memory: MemorySink) 
     del sink._contents.documents["orders", b"a"]
     report = check(orders, sink)
     assert (report.missing, report.dead) == (1, 0)
+
+
+def test_a_dead_letter_that_is_retried_between_two_reads_is_pending(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, read_dead = Rejecting(), waiting._dead
+    fill(orders, sink)
+    add(orders, {"r20": {"n": "poison"}})
+    assert deliver(orders, sink).dead == 1
+
+    def retry_first(*arguments: Any) -> Any:
+        orders.dead_letters.retry("orders/sink")
+        yield from read_dead(*arguments)
+
+    monkeypatch.setattr(waiting, "_dead", retry_first)
+    report = check(orders, sink)
+    assert (report.queued, report.dead, report.differences) == (1, 0, 0), report.lines()
+
+
+def test_an_entry_that_dies_while_pending_ones_are_read_is_dead(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, read_pending = Rejecting(), waiting._pending
+    fill(orders, sink)
+    add(orders, {"r20": {"n": "poison"}})
+
+    def drain_first(*arguments: Any) -> Any:
+        deliver(orders, sink)
+        yield from read_pending(*arguments)
+
+    monkeypatch.setattr(waiting, "_pending", drain_first)
+    report = check(orders, sink)
+    assert (report.queued, report.dead, report.differences) == (0, 1, 0), report.lines()
+
+
+def test_an_entry_that_is_committed_and_delivered_during_the_check_is_found(
+    orders: Store, memory: MemorySink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(orders, memory)
+    look_up, versions = memory.look_up, iter(range(100, 104))
+    memory._contents.documents["orders", b"r20"] = b"{}"
+
+    def look_up_after_a_drain(*arguments: Any) -> Any:
+        if (n := next(versions, None)) is not None:
+            add(orders, {"r20": document(n)})
+            deliver(orders, memory)
+        return look_up(*arguments)
+
+    monkeypatch.setattr(memory, "look_up", look_up_after_a_drain)
+    report = check(orders, memory)
+    assert (report.differences, report.younger) == (0, 0), report.lines()
+    versions = iter(range(200, 1000))
+    memory._contents.documents["orders", b"r20"] = b"{}"
+    report = check(orders, memory, rounds=3)
+    assert (report.differences, report.younger) == (0, 1), "it changes all the time"
+    versions = iter(())
+    memory._contents.documents["orders", b"r20"] = b"{}"
+    assert check(orders, memory).different == 1
 
 
 def spread(entry: Entry) -> Iterator[Put | Delete]:
