@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from export_queue.core.arguments import required_text
 from export_queue.hooks import ExportQueueHook, environment, resolve_sink
-from export_queue.hooks.rendered import Reader
+from export_queue.hooks.rendered import Reader, name_or
 from export_queue.operators.drain_task import DrainTask
 from export_queue.operators.stopping import StoppableTask
 from export_queue.operators.terminal import terminal_errors_fail_at_once
@@ -31,8 +30,8 @@ class ExportQueueVerifyOperator(StoppableTask):
     kind.
 
     :param queue_id: the queue, or the subscription that drains into the sink. (templated)
-    :param source: import path ``module:name`` of a function that yields the keys and values that the queue's consumers
-        should have, or of a :class:`~export_queue.Source`. (templated)
+    :param source: ``state``, the queue's own state; or the import path ``module:name`` of a function that yields the
+        keys and values that the queue's consumers should have, or of a :class:`~export_queue.Source`. (templated)
     :param sink_conn_id: connection of the sink, as for
         :class:`~export_queue.operators.drain.ExportQueueDrainOperator`. (templated)
     :param sink_options: options that the connection does not have; the stored ones need not be repeated. (templated)
@@ -43,7 +42,7 @@ class ExportQueueVerifyOperator(StoppableTask):
     """
 
     readers: ClassVar[Mapping[str, Reader]] = {name: DrainTask.readers[name] for name in _SHARED} | {
-        "source": required_text
+        "source": name_or("state")
     }
     template_fields: Collection[str] = tuple(readers)
     template_fields_renderers: ClassVar[dict[str, str]] = {"sink_options": "json", "sink": "json"}
@@ -53,7 +52,7 @@ class ExportQueueVerifyOperator(StoppableTask):
         self,
         *,
         queue_id: str,
-        source: str,
+        source: str = "state",
         sink_conn_id: str | None = None,
         sink_options: Mapping[str, Any] | str | None = None,
         sink: SinkSpec | Mapping[str, Any] | str | None = None,

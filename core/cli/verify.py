@@ -26,9 +26,9 @@ def verify(
     store: StoreOptions,
     sink_options: SinkOptions,
     source: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:NAME", help="function that yields keys and values, or a source"),
-    ] = None,
+        str,
+        typer.Option(help="state, or MODULE:NAME of a function that yields keys and values, or of a source"),
+    ] = "state",
     exporter: Annotated[
         str | None, typer.Option(metavar="MODULE:NAME", help="exporter of the drains; by default the stored one")
     ] = None,

@@ -9,14 +9,17 @@ from typing import Any, Self, TypedDict, cast
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import check_sink_name, import_object
 from export_queue.core.sources import FunctionSource, Source
+from export_queue.core.state import StateSource
 
+STATE = "state"
+"""The name of the state of the queue."""
 AnySource = str | Source | Callable[[], Iterable[tuple[Any, Any]]]
 
 
 class VerifyOptions(TypedDict, total=False):
     """The options of a comparison besides its queue and its sink; see :class:`VerifyRequest`."""
 
-    source: AnySource | None
+    source: AnySource
     exporter: object | None
     rounds: int
 
@@ -27,8 +30,9 @@ class VerifyRequest:
 
     :param queue_id: the queue, or the subscription that drains into the sink.
     :param sink_name: name of the sink that the queue is bound to.
-    :param source: where the full content of the queue comes from: a :class:`~export_queue.Source`, a function that
-        yields pairs of key and value, or the import path ``module:name`` of either.
+    :param source: where the full content of the queue comes from: ``"state"``, the queue's own state; a
+        :class:`~export_queue.Source`, a function that yields pairs of key and value, or the import path
+        ``module:name`` of either.
     :param exporter: the exporter of the drains; None for the stored one.
     :param rounds: how often records that keep changing are checked again before they count as younger.
     :raises InvalidArgument: a value is not allowed.
@@ -36,7 +40,7 @@ class VerifyRequest:
 
     queue_id: str
     sink_name: str
-    source: AnySource | None = None
+    source: AnySource = "state"
     exporter: object | None = None
     rounds: int = 6
 
@@ -66,15 +70,15 @@ class VerifyRequest:
         return getattr(self.source, "__name__", type(self.source).__name__)
 
 
-def find_source(source: AnySource | None) -> Source:
+def find_source(source: AnySource) -> Source:
     """Return the source that a name or a function means. This is the only place where names are read.
 
     :raises InvalidArgument: the name leads to nothing, or to something else than a source or a function.
     """
     found: object = source
     hint = "name a function that yields the keys and values that the sink should have, or a source: module:name"
-    if source is None:
-        raise InvalidArgument("verify needs a source, found none", hint=hint)
+    if source == STATE:
+        return StateSource()
     if isinstance(source, str):
         found = import_object(source, error=InvalidArgument, hint=hint)
     if isinstance(found, type):

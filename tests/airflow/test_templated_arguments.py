@@ -97,7 +97,7 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
     },
     ExportQueueVerifyOperator: STORE
     | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}
-    | {"source": ("module:orders", REQUIRED)},
+    | {"source": ("module:orders", "state")},
     ExportTransactionOperator: STORE,
     ExportQueueSensor: STORE | {"queue_id": ("orders", REQUIRED), "ranges": ([[0, 101]], None), "groups": (4, None)},
     ExportQueueNotificationSensor: STORE

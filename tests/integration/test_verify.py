@@ -337,7 +337,7 @@ def test_what_cannot_be_compared_is_refused(orders: Store, memory: MemorySink) -
         check(orders, memory, speed=7)
     with pytest.raises(InvalidArgument, match="expected a source or a function, found int"):
         check(orders, memory, source=7)
-    with pytest.raises(InvalidArgument, match="needs a source, found none"):
+    with pytest.raises(InvalidArgument, match="state"):  # the queue has none
         verify(orders, "orders/sink", memory, sink_name="sink")
 
 
@@ -428,3 +428,22 @@ def test_many_differences_take_bounded_time_and_samples(orders: Store, memory: M
     memory.clear()
     report = check(orders, memory)
     assert (report.missing, len(report.samples["missing"])) == (5000, 10)
+
+
+def test_the_state_of_a_queue_is_the_default_source(store: Store, memory: MemorySink) -> None:
+    store.configure_queue("orders", buckets=16, buckets_per_range=4, state=True)
+    add(store, {f"r{n}": document(n) for n in range(40)})
+    add(store, {f"r{n}": document(-n) for n in range(10)})
+    add(store, {f"r{n}": None for n in range(32, 40)})
+    drain(store, "orders", memory, sink_name="sink")
+    report = verify(store, "orders", memory, sink_name="sink")
+    assert (report.compared, report.differences, report.ranked, report.source) == (40, 0, True, "state")
+    add(store, {"r30": None, "r31": document(7), "fresh": document(8)})
+    memory._contents.documents.pop(("orders", b"r20"))
+    memory._contents.ranks.pop(("orders", b"r39"))  # a tombstone
+    report = verify(store, "orders", memory, sink_name="sink")
+    assert (report.missing, report.differences, report.queued) == (2, 2, 3), report.lines()
+    store.alter_queue("orders", buckets=8, buckets_per_range=2, guard="seq")
+    drain(store, "orders", memory, sink_name="sink")
+    report = verify(store, "orders", memory, sink_name="sink")
+    assert (report.missing, report.differences, report.queued, report.younger) == (2, 2, 0, 0), report.lines()

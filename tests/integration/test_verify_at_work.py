@@ -131,17 +131,18 @@ def retry(store: Store, generator: random.Random) -> None:
     time.sleep(generator.uniform(0.1, 0.5))
 
 
-def check(store: Store, sink: SinkSpec, exporter: Any) -> VerifyReport:
-    return verify(store, "orders/sink", sink, source=SOURCE, exporter=exporter, rounds=4)
+def check(store: Store, sink: SinkSpec, exporter: Any, source: Any) -> VerifyReport:
+    return verify(store, "orders/sink", sink, source=source, exporter=exporter, rounds=4)
 
 
 @pytest.mark.parametrize("exporter", [None, spoiled], ids=["copies", "exporter"])
+@pytest.mark.parametrize("source", ["state", SOURCE], ids=["state", "kept"])
 def test_no_difference_is_found_but_the_planted_one(
-    store: Store, open_store: Callable[[], Store], tmp_path: Path, exporter: Any
+    store: Store, open_store: Callable[[], Store], tmp_path: Path, exporter: Any, source: Any
 ) -> None:
     generator = seeded()
     sink = SinkSpec("sql", {"url": f"sqlite:///{tmp_path}/sink.db", "document": "json"}, name="sink")
-    store.configure_queue("orders", buckets=8, buckets_per_range=2)
+    store.configure_queue("orders", buckets=8, buckets_per_range=2, state=source == "state")
     for name in ("sink", "kept"):
         store.subscribe("orders", name)
     with store.transaction() as tx:
@@ -155,15 +156,15 @@ def test_no_difference_is_found_but_the_planted_one(
     try:
         for step in (produce, produce, stage, *([retry] if exporter else [])):
             work.start(step, generator.random())
-        reports = [check(store, sink, exporter) for _ in range(VERIFICATIONS)]
+        reports = [check(store, sink, exporter, source) for _ in range(VERIFICATIONS)]
         wait_until(
-            lambda: reports.append(check(store, sink, exporter)) or reports[-1].queued or reports[-1].younger,
+            lambda: reports.append(check(store, sink, exporter, source)) or reports[-1].queued or reports[-1].younger,
             "nothing is under way while producers and drains work",
         )
         engine = sa.create_engine(sink.options["url"])
         with engine.begin() as connection:
             connection.execute(sa.text("DELETE FROM orders WHERE id = 'planted'"))
-        planted = [check(store, sink, exporter) for _ in range(VERIFICATIONS)]
+        planted = [check(store, sink, exporter, source) for _ in range(VERIFICATIONS)]
     finally:
         stop.set()
         drains.join()
@@ -174,5 +175,5 @@ def test_no_difference_is_found_but_the_planted_one(
         assert [one.id for one in report.samples["missing"]] == ["planted"], "\n".join(report.lines())
         assert report.differences == 1, "\n".join(report.lines())
     deliver(store, sink, exporter)
-    last = check(store, sink, exporter)
+    last = check(store, sink, exporter, source)
     assert (last.differences, last.queued, last.younger) == (1, 0, 0), "\n".join(last.lines())
