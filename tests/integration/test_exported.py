@@ -27,6 +27,7 @@ from export_queue import (
     UnknownQueue,
     drain,
 )
+from export_queue.core.drain import export_wait
 
 FEW = Candidates(least=2)
 
@@ -435,6 +436,16 @@ def test_a_wait_ends_with_the_drain(orders: Store, open_store: Callable[[], Stor
     with later(lambda: deliver(orders)), open_store() as other:
         other.wait_exported(token, "orders", timeout=60)
         assert orders.waiting_ranges("orders") == []
+
+
+@pytest.mark.parametrize("store_url", [pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True)
+def test_a_drain_wakes_a_wait(orders: Store, open_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"FIRST_PAUSE": 600.0, "LONGEST_PAUSE": 600.0, "LISTEN_AFTER_SECONDS": 0.0}.items():
+        monkeypatch.setattr(export_wait, name, seconds)
+    token = put(orders, "anna")
+    with open_store() as other, later(lambda: deliver(other, MemorySink())):
+        orders.wait_exported(token, "orders", timeout=600)
+    assert orders.is_exported(token, "orders")
 
 
 def test_searchable_needs_a_sink_with_searches(orders: Store) -> None:

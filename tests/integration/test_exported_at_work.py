@@ -22,7 +22,7 @@ from export_queue import Candidates, ExportQueueError, LayoutClosed, NotExported
 
 fork = multiprocessing.get_context("fork")
 LAYOUTS = [(7, 3), (64, 16), (16, 4)]
-WRITES = 12
+WRITES = 6
 """Transactions of each writer."""
 KEYS = 3
 """Records of each writer: so few that compactions find several entries of each."""
@@ -147,7 +147,7 @@ class World:
         return thread
 
 
-@pytest.mark.parametrize("coalesce", [None, "latest"])
+@pytest.mark.parametrize("coalesce", ["latest", pytest.param(None, marks=pytest.mark.full("a simpler queue"))])
 def test_after_a_wait_each_record_is_as_new_as_the_transaction(
     store: Store, open_store: Callable[[], Store], tmp_path: Path, coalesce: str | None
 ) -> None:

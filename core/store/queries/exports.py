@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -32,12 +33,15 @@ class Left:
     """Of a file: its first bucket."""
     key: bytes = b""
     seq: int = 0
+    """Of a file: the transaction that wrote it."""
+    number: int = 0
+    """Of a file: its number within that transaction."""
 
 
 def left_of(
     work: Reading, queue: int, seq: int, *, within: BucketsOf | None, after: tuple[int, int] = (0, 0)
 ) -> tuple[int | None, list[Left]]:
-    """Find something that a reader has not acknowledged of a transaction: at most one row, one file, one dead letter.
+    """Find something that a reader has not acknowledged of a transaction: a row, a file, some dead letters.
 
     It is one statement: entries move from rows to files and to dead letters, and back, and none is missed. It reads the
     rows of a few buckets, or, if these are not known, all rows of the reader from a position on, by their primary key.
@@ -48,31 +52,82 @@ def left_of(
     :param after: layout and bucket before which no rows are searched.
     :returns: the number of the queue's current layout, None if the reader was removed; and what was found.
     """
-    row = sa.select(_kind("row"), e.c.layout, e.c.bucket, e.c.key, e.c.seq)
-    exact = row.where(e.c.queue_number == queue, e.c.seq == seq, _in_buckets(e, within))
-    if after > (0, 0):
-        exact = exact.where(sa.tuple_(e.c.layout, e.c.bucket) >= sa.tuple_(sa.literal(after[0]), sa.literal(after[1])))
+    named = [] if within is None else sorted((number, sorted(buckets)) for number, buckets in within.items())
+    shape = None if within is None else tuple(len(buckets) for _, buckets in named)
+    values = _values(queue, seq, named) | {"after_layout": after[0], "after_bucket": after[1]}
+    current, found = None, []
+    for kind, layout, bucket, key, at, number in work.connection.execute(_search(shape, after > (0, 0)), values):
+        if kind == "layout":
+            current = int(layout)
+        else:
+            found.append(Left(kind, int(layout), int(bucket), bytes(key), int(at), int(number)))
+    return current, found
+
+
+def _values(queue: int, seq: int, named: Sequence[tuple[int, Sequence[int]]]) -> dict[str, int]:
+    values = {"queue": queue, "seq": seq}
+    values |= {f"layout_{at}": number for at, (number, _) in enumerate(named)}
+    return values | {f"bucket_{at}_{i}": one for at, (_, buckets) in enumerate(named) for i, one in enumerate(buckets)}
+
+
+def is_left(work: Reading, queue: int, left: Left) -> bool:
+    """Return whether a row or a file that was found is still pending; one probe of a primary key."""
+    if left.kind == "file":
+        return bool(
+            work.connection.scalar(_FILE_LEFT, {"queue": queue, "transaction": left.seq, "number": left.number})
+        )
+    values = {"queue": queue, "layout": left.layout, "bucket": left.bucket, "key": left.key, "seq": left.seq}
+    return bool(work.connection.scalar(_ROW_LEFT, values))
+
+
+_LETTERS = 50
+"""Maximum number of dead letters, and of retried ones, that one search returns."""
+_NO_KEY = sa.literal(b"", sa.LargeBinary)
+_queue, _seq = sa.bindparam("queue", type_=sa.BigInteger), sa.bindparam("seq", type_=sa.BigInteger)
+Shape = tuple[int, ...] | None
+"""The number of buckets in each layout; None if they are not known."""
+
+# Built once: a wait runs them again and again, and building a statement takes several times as long as running it.
+_ROW_LEFT = sa.select(
+    sa.exists().where(
+        e.c.queue_number == _queue,
+        e.c.layout == sa.bindparam("layout", type_=sa.Integer),
+        e.c.bucket == sa.bindparam("bucket", type_=sa.Integer),
+        e.c.key == sa.bindparam("key", type_=sa.LargeBinary),
+        e.c.seq == _seq,
+    )
+)
+_FILE_LEFT = sa.select(
+    sa.exists().where(
+        r.c.queue_number == _queue,
+        r.c.transaction_id == sa.bindparam("transaction", type_=sa.BigInteger),
+        r.c.number == sa.bindparam("number", type_=sa.Integer),
+    )
+)
+
+
+@lru_cache(maxsize=64)
+def _search(shape: Shape, starts_later: bool) -> sa.CompoundSelect[Any]:
+    nothing = sa.literal_column("0", sa.Integer)
+    row = sa.select(_kind("row"), e.c.layout, e.c.bucket, e.c.key, e.c.seq, nothing.label("number"))
+    exact = row.where(e.c.queue_number == _queue, e.c.seq == _seq, _in_buckets(e, shape))
+    if starts_later:
+        start = [sa.bindparam(f"after_{name}", type_=sa.Integer) for name in ("layout", "bucket")]
+        exact = exact.where(sa.tuple_(e.c.layout, e.c.bucket) >= sa.tuple_(*start))
     # the layout is in the order, so that the primary key is read in its order and the search ends at the first one
     exact = exact.order_by(e.c.layout, e.c.bucket, e.c.key).limit(1)
-    covering = row.where(e.c.queue_number == queue, e.c.covers.is_not(None), _covers(e, seq), _in_buckets(e, within))
-    letter = sa.select(_kind("dead letter"), d.c.layout, d.c.bucket, d.c.key, d.c.seq).where(
-        d.c.queue_number == queue, d.c.seq >= seq, sa.or_(d.c.seq == seq, _covers(d, seq)), _in_buckets(d, within)
+    covering = row.where(e.c.queue_number == _queue, e.c.covers.is_not(None), _covers(e), _in_buckets(e, shape))
+    letter = sa.select(_kind("dead letter"), d.c.layout, d.c.bucket, d.c.key, d.c.seq, nothing.label("number")).where(
+        d.c.queue_number == _queue, d.c.seq >= _seq, sa.or_(d.c.seq == _seq, _covers(d)), _in_buckets(d, shape)
     )
-    file = _files(queue, seq, within).with_only_columns(
-        _kind("file"), g.c.layout, g.c.first_bucket, sa.literal(b"", sa.LargeBinary), g.c.lowest_seq
+    file = _files(shape).with_only_columns(
+        _kind("file"), g.c.layout, g.c.first_bucket, _NO_KEY.label("key"), g.c.transaction_id, g.c.number
     )
-    layout = sa.select(
-        _kind("layout"), q.c.layout, sa.literal(0), sa.literal(b"", sa.LargeBinary), sa.literal(0, sa.BigInteger)
-    ).where(q.c.number == queue)
-    parts = (exact, covering.limit(1), letter.order_by(d.c.seq).limit(1), file.limit(1), layout)
-    statement = sa.union_all(*(sa.select(*part.subquery().c) for part in parts))
-    current, found = None, []
-    for kind, number, bucket, key, at in work.connection.execute(statement):
-        if kind == "layout":
-            current = int(number)
-        else:
-            found.append(Left(kind, int(number), int(bucket), bytes(key), int(at)))
-    return current, found
+    zero = (nothing.label("bucket"), _NO_KEY.label("key"), nothing.label("seq"), nothing.label("number"))
+    layout = sa.select(_kind("layout"), q.c.layout, *zero).where(q.c.number == _queue)
+    letters = letter.order_by(d.c.seq).limit(_LETTERS)
+    parts = (exact, covering.limit(_LETTERS), letters, file.limit(1), layout)
+    return sa.union_all(*(sa.select(*part.subquery().c) for part in parts))
 
 
 def count_left(work: Reading, queue: int, seq: int, *, within: BucketsOf | None) -> tuple[int, int]:
@@ -80,9 +135,12 @@ def count_left(work: Reading, queue: int, seq: int, *, within: BucketsOf | None)
 
     Without buckets it reads all rows of the reader.
     """
-    rows = sa.select(sa.func.count()).where(e.c.queue_number == queue, e.c.seq == seq, _in_buckets(e, within))
-    files = _files(queue, seq, within).with_only_columns(sa.func.count())
-    found = work.connection.execute(sa.select(rows.scalar_subquery(), files.scalar_subquery())).one()
+    named = [] if within is None else sorted((number, sorted(buckets)) for number, buckets in within.items())
+    shape = None if within is None else tuple(len(buckets) for _, buckets in named)
+    rows = sa.select(sa.func.count()).where(e.c.queue_number == _queue, e.c.seq == _seq, _in_buckets(e, shape))
+    files = _files(shape).with_only_columns(sa.func.count())
+    both = sa.select(rows.scalar_subquery(), files.scalar_subquery())
+    found = work.connection.execute(both, _values(queue, seq, named)).one()
     return int(found[0]), int(found[1])
 
 
@@ -121,36 +179,47 @@ def first_load_seq(work: Reading, queue: int) -> int | None:
 
 
 def _kind(kind: str) -> sa.ColumnElement[str]:
-    return sa.literal(kind).label("kind")
+    return sa.literal_column(f"'{kind}'", sa.Text).label("kind")
 
 
-def _covers(table: sa.Table, seq: int) -> sa.ColumnElement[bool]:
-    return sa.and_(table.c.covers <= seq, table.c.seq > seq)
+def _covers(table: sa.Table) -> sa.ColumnElement[bool]:
+    return sa.and_(table.c.covers <= _seq, table.c.seq > _seq)
 
 
-def _in_buckets(table: sa.Table, within: BucketsOf | None) -> sa.ColumnElement[bool]:
-    if within is None:
+def _layouts(shape: tuple[int, ...]) -> list[tuple[sa.BindParameter[int], list[sa.BindParameter[int]]]]:
+    return [
+        (
+            sa.bindparam(f"layout_{at}", type_=sa.Integer),
+            [sa.bindparam(f"bucket_{at}_{i}", type_=sa.Integer) for i in range(count)],
+        )
+        for at, count in enumerate(shape)
+    ]
+
+
+def _in_buckets(table: sa.Table, shape: Shape) -> sa.ColumnElement[bool]:
+    if shape is None:
         return sa.true()
     return sa.or_(
-        *(sa.and_(table.c.layout == number, table.c.bucket.in_(sorted(buckets))) for number, buckets in within.items())
+        *(sa.and_(table.c.layout == layout, table.c.bucket.in_(buckets)) for layout, buckets in _layouts(shape))
     )
 
 
-def _files(queue: int, seq: int, within: BucketsOf | None) -> sa.Select[Any]:
-    """Select the pending files between whose sequences a transaction is: they may have an entry of it, or a later one
-    that a compaction kept in its place.
+def _files(shape: Shape) -> sa.Select[Any]:
+    """Select the pending files between whose sequences a transaction is.
+
+    They may have an entry of it, or a later one that a compaction kept in its place.
     """
     joined = r.join(g, sa.and_(g.c.transaction_id == r.c.transaction_id, g.c.number == r.c.number))
     found = sa.select(g).select_from(joined)
-    found = found.where(r.c.queue_number == queue, g.c.lowest_seq <= seq, g.c.highest_seq >= seq)
-    if within is None:
+    found = found.where(r.c.queue_number == _queue, g.c.lowest_seq <= _seq, g.c.highest_seq >= _seq)
+    if shape is None:
         return found
     return found.where(
         sa.or_(
             *(
-                sa.and_(g.c.layout == number, g.c.first_bucket <= bucket, g.c.end_bucket > bucket)
-                for number, buckets in within.items()
-                for bucket in sorted(buckets)
+                sa.and_(g.c.layout == layout, g.c.first_bucket <= bucket, g.c.end_bucket > bucket)
+                for layout, buckets in _layouts(shape)
+                for bucket in buckets
             )
         )
     )
