@@ -258,11 +258,11 @@ class _Search:
         if self.token.cut is not None:
             units = backlog(work, self.reader, self.token.cut)
             oldest = min((unit.oldest_seq for unit in units), default=self.token.seq)
-            return f"{sum(unit.entries for unit in units)} entries are pending, the oldest since {clock_of(oldest)}"
+            return f"pending entries: {sum(unit.entries for unit in units)}, the oldest of {clock_of(oldest)}"
         number, seq = self.reader.number, self.token.seq
         rows, files = queries.exports.count_left(work, number, seq, within=self._buckets(work))
-        in_files = f" and {files} files that may hold some of it" if files else ""
-        return f"{rows} entries in rows{in_files} are pending since {clock_of(seq)}"
+        in_files = f"; pending files that may hold some of it: {files}" if files else ""
+        return f"pending entries in rows: {rows}{in_files}; committed at {clock_of(seq)}"
 
     def _may_concern(self, low: int, high: int) -> bool:
         return low <= self.token.seq and (self.token.cut is not None or self.token.seq <= high)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 from tests.support import bulk
+from tests.support.command_line import run_cli
 
 from export_queue import (
     Candidates,
@@ -28,6 +30,7 @@ from export_queue import (
     drain,
 )
 from export_queue.core.drain import export_wait
+from export_queue.core.sinks import CompositeSink
 
 FEW = Candidates(least=2)
 
@@ -264,6 +267,31 @@ def test_a_dead_newer_entry_stands_for_those_that_it_superseded(latest: Store) -
     assert latest.is_exported(first, "orders")
 
 
+def test_a_dropped_newer_entry_stands_for_those_that_it_superseded(latest: Store) -> None:
+    first = put(latest, "anna")
+    load(latest, "anna", value=b"2")
+    load(latest, "anna", value=b"3")
+    compact(latest)
+    deliver(latest, refuse=True)
+    after = put(latest, "anna", value=4)
+    latest.dead_letters.drop("orders")
+    deliver(latest)
+    with pytest.raises(NotExported, match="dead letters were dropped"):
+        latest.is_exported(first, "orders")
+    assert latest.is_exported(after, "orders")
+
+
+def test_a_dead_entry_of_another_key_concerns_nobody(latest: Store) -> None:
+    latest.alter_queue("orders", buckets=1, buckets_per_range=1)
+    first = put(latest, "anna")
+    deliver(latest)
+    load(latest, "berta", value=b"1")
+    load(latest, "berta", value=b"2")
+    compact(latest)
+    deliver(latest, refuse=True)
+    assert latest.is_exported(first, "orders")
+
+
 def test_entries_that_were_moved_to_another_layout_are_waited_for(orders: Store) -> None:
     tokens = [put(orders, "anna", "berta"), load(orders, "anna", "carl")]
     orders.alter_queue("orders", buckets=40, buckets_per_range=5, guard="seq")
@@ -403,7 +431,7 @@ def test_tokens_of_other_stores_and_other_texts_are_refused(orders: Store, tmp_p
 
 def test_a_wait_that_is_over_says_what_is_pending(orders: Store) -> None:
     token = put(orders, "anna", "berta")
-    with pytest.raises(ExportTimedOut, match="2 entries in rows are pending") as told:
+    with pytest.raises(ExportTimedOut, match="pending entries in rows: 2; committed at") as told:
         orders.wait_exported(token, "orders", timeout=0.02)
     assert told.value.transient
     assert "where no drain works" in told.value.message
@@ -415,7 +443,7 @@ def test_everything_before_now_is_waited_for(orders: Store) -> None:
     load(orders, "berta")
     token = orders.token()
     put(orders, "carl")
-    with pytest.raises(ExportTimedOut, match="2 entries are pending, the oldest since"):
+    with pytest.raises(ExportTimedOut, match="pending entries: 2, the oldest of"):
         orders.wait_exported(token, "orders", timeout=0)
     deliver(orders)
     put(orders, "dora")
@@ -473,3 +501,29 @@ def test_a_searchable_wait_refreshes_after_the_acknowledgement(orders: Store) ->
     with later(lambda: deliver(orders, sink)):
         orders.wait_exported(token, "orders", searchable=True, sink=sink, timeout=60)
     assert [key for _, key in sink.seen] == [b"anna"]
+
+
+def test_a_composite_sink_refreshes_the_parts_that_need_it(orders: Store) -> None:
+    searched, token = Searched(), put(orders, "anna")
+    deliver(orders, searched)
+    composite = CompositeSink([("cache", MemorySink()), ("search", searched)])
+    orders.wait_exported(token, "orders", searchable=True, sink=composite)
+    assert [key for _, key in searched.seen] == [b"anna"]
+    with pytest.raises(SinkConfigurationError, match="no part has a method refresh"):
+        orders.wait_exported(token, "orders", searchable=True, sink=CompositeSink([("cache", MemorySink())]))
+
+
+def test_the_command_says_by_its_status_whether_to_try_again(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        store.create()
+        store.configure_queue("orders")
+        token = put(store, "anna")
+        assert "pending entries in rows: 1" in run_cli(
+            "wait", "orders", "--token", token, "--timeout", "0", url=sqlite_url, status=75
+        )
+        deliver(store, refuse=True)
+        assert "ValueError" in run_cli("wait", "orders", url=sqlite_url, status=1)
+        store.dead_letters.retry("orders")
+        deliver(store)
+        found = json.loads(run_cli("wait", "orders", "--token", token, "--json", url=sqlite_url))
+        assert (found["queue"], found["token"]) == ("orders", token)
