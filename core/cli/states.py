@@ -19,7 +19,7 @@ from export_queue.core.cli.entries import KeyHex, chosen_key
 from export_queue.core.cli.naming import database_of
 from export_queue.core.cli.options import QueueId, command, refuse_passwords
 from export_queue.core.client import Store
-from export_queue.core.state import rows_of_file, rows_of_query
+from export_queue.core.state import MirrorReport, rows_of_file, rows_of_query
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +150,38 @@ def mirror(
         dry_run=dry_run,
         settle_timeout=settle_timeout,
     )
+    return _told(report)
+
+
+@command()
+def rollback(
+    queue_id: QueueId,
+    store: Store,
+    to: Annotated[
+        str,
+        typer.Argument(metavar="TIME", help="a former time in UTC: 2026-01-31T08:00:00; or the id of a transaction"),
+    ],
+    scope: Annotated[str | None, typer.Option(help="only keys that begin so")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only report the difference")] = False,
+) -> Result:
+    """Bring back a former state of a queue that remembers: add the difference to it as new entries.
+
+    Sinks follow with the next drain.
+    """
+    return _told(store.state(queue_id).rollback(to=_moment(to), scope=scope, dry_run=dry_run))
+
+
+def _moment(text: str) -> datetime | int:
+    if text.isdigit():
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"expected a time or the id of a transaction, found {text!r}") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _told(report: MirrorReport) -> Result:
     lines = [f"{kind}: {', '.join(map(repr, keys))}" for kind, keys in report.samples.items() if keys]
     return Result(json=report.to_json(), is_indented=False, lines=[*lines, report.line()])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -14,9 +14,8 @@ from export_queue.core.errors import EntryError, InvalidArgument, MirrorRefused
 from export_queue.core.queue import Queue, Range, bucket, find_state
 from export_queue.core.retry import Retry
 from export_queue.core.segments import BulkWriter
-from export_queue.core.state.reading import StateContent, require_complete
+from export_queue.core.state.reading import StateContent, encoded_prefix, require_complete
 from export_queue.core.state.records import as_key, records_of
-from export_queue.core.state.state import encoded_prefix
 from export_queue.core.transactions import OpenTransaction
 
 _SAMPLES = 5
@@ -148,10 +147,19 @@ class MirrorWriter(BulkWriter):
             dry_run=dry_run,
             settle_timeout=settle_timeout,
         )
-        return _mirror(self._transaction, self, data, options)
+        return add_difference(self._transaction, self, lambda _: _encoded(self.queue, data, options), options)
 
 
-def _mirror(opened: OpenTransaction, writer: MirrorWriter, data: Any, options: MirrorOptions) -> MirrorReport:
+def add_difference(
+    opened: OpenTransaction,
+    writer: MirrorWriter,
+    records: Callable[[StateContent], Iterable[tuple[bytes, bytes]]],
+    options: MirrorOptions,
+) -> MirrorReport:
+    """Add the difference between records and the state of a queue.
+
+    :param records: called with the state when all older transactions have ended; returns encoded keys and values.
+    """
     queue = writer.queue
     if opened.kind != "long":
         raise InvalidArgument(
@@ -173,9 +181,9 @@ def _mirror(opened: OpenTransaction, writer: MirrorWriter, data: Any, options: M
         snapshot = opened.settled_below(retry, load=reader.number)
         with opened.database.read() as work:
             reader = find_state(work, queue.id)  # in the layouts that the snapshot needs
-        # Read only now: else what an older transaction has changed meanwhile would be changed back.
-        _fill(spool, queue, reader.buckets, data() if callable(data) else data, options)
         content = StateContent(opened.database, reader, snapshot, snapshot.read_pointer)
+        # Read only now: else what an older transaction has changed meanwhile would be changed back.
+        _fill(spool, reader, records(content))
         comparison = _Comparison(spool, reader, encoded_prefix(options.scope))
         comparison.run(content)
         report = comparison.report(options)
@@ -185,28 +193,29 @@ def _mirror(opened: OpenTransaction, writer: MirrorWriter, data: Any, options: M
     return report
 
 
-def _fill(spool: sqlite3.Connection, queue: Queue, buckets: int, data: Any, options: MirrorOptions) -> None:
-    """Write the data set into a temporary file, so that it need not fit into memory."""
+def _encoded(queue: Queue, data: Any, options: MirrorOptions) -> Iterator[tuple[bytes, bytes]]:
+    """Yield encoded keys and values of a data set."""
     start = encoded_prefix(options.scope)
+    for key, value in records_of(data() if callable(data) else data, key=options.key, value=options.value):
+        encoded = queue.encode_key(as_key(key, queue.key))
+        if not encoded.startswith(start):
+            raise EntryError(f"key {key!r}: expected one that begins with the scope {options.scope!r}")
+        stored = queue.encode_value(value, key=key)
+        if stored is None:
+            raise EntryError(
+                f"key {key!r}: expected a value, found none",
+                hint="leave out what should be deleted: a mirror deletes what the data set does not have",
+            )
+        yield encoded, stored
 
-    def rows() -> Iterator[tuple[int, bytes, bytes]]:
-        for key, value in records_of(data, key=options.key, value=options.value):
-            encoded = queue.encode_key(as_key(key, queue.key))
-            if not encoded.startswith(start):
-                raise EntryError(f"key {key!r}: expected one that begins with the scope {options.scope!r}")
-            stored = queue.encode_value(value, key=key)
-            if stored is None:
-                raise EntryError(
-                    f"key {key!r}: expected a value, found none",
-                    hint="leave out what should be deleted: a mirror deletes what the data set does not have",
-                )
-            yield bucket(encoded, buckets), encoded, stored
 
+def _fill(spool: sqlite3.Connection, reader: Queue, records: Iterable[tuple[bytes, bytes]]) -> None:
+    """Write records into a temporary file, so that they need not fit into memory."""
     spool.execute("begin")
     statement = "insert into new values (?, ?, ?) on conflict do nothing"
-    for row in rows():
-        if not spool.execute(statement, row).rowcount:
-            key = queue.decode_key(row[1])
+    for encoded, stored in records:
+        if not spool.execute(statement, (bucket(encoded, reader.buckets), encoded, stored)).rowcount:
+            key = reader.decode_key(encoded)
             raise EntryError(f"key {key!r} comes twice in the data set", hint="each record must have a key of its own")
     spool.execute("commit")
 

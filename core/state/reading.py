@@ -11,8 +11,9 @@ import contextlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from export_queue.core.errors import SnapshotTooOld, StateIncomplete, UnknownQueue
+from export_queue.core.errors import InvalidArgument, SnapshotTooOld, StateIncomplete, UnknownQueue
 from export_queue.core.queue import Entries, Position, Queue, Range, bucket, buckets_of, find_state
 from export_queue.core.segments import UnitReader, waiting_segments
 from export_queue.core.store import Database, Reading, queries
@@ -88,6 +89,16 @@ class StateContent:
                 spool.executemany(_KEEP, wanted)
                 found += len(wanted)
         return found > 0
+
+    def records(self, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield the encoded keys and values of all records, in the order of the current buckets.
+
+        :param start: beginning of the keys to yield.
+        """
+        for page in self.pages(Range(0, self.reader.buckets, self.reader.layout)):
+            for key, value in zip(page.keys, page.values, strict=True):
+                if value is not None and key.startswith(start):
+                    yield key, value
 
     def find(self, key: bytes) -> tuple[int, bytes | None] | None:
         """Find the latest entry of a key: its sequence and value; None if there is none.
@@ -206,3 +217,14 @@ def require_complete(reader: Queue) -> None:
     """Check that a state has received what was committed before it began."""
     if reader.first_load == "missing":
         raise StateIncomplete(f"the state of queue {reader.parent!r} lacks what was committed before it began")
+
+
+def encoded_prefix(prefix: Any) -> bytes:
+    """Return the beginning of encoded keys; nothing for None."""
+    if prefix is None:
+        return b""
+    if isinstance(prefix, str):
+        return prefix.encode()
+    if isinstance(prefix, bytes):
+        return prefix
+    raise InvalidArgument(f"prefix: expected text or bytes, found {type(prefix).__name__}")

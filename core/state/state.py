@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import Queue, Range, find_state
-from export_queue.core.state.reading import StateContent, require_complete
+from export_queue.core.queue import Queue, find_queue, find_state
+from export_queue.core.state.mirror import MirrorOptions, MirrorReport, MirrorWriter, add_difference
+from export_queue.core.state.reading import StateContent, encoded_prefix, require_complete
 from export_queue.core.store import Database
-from export_queue.core.transactions import Snapshot, take_snapshot
+from export_queue.core.transactions import OpenTransaction, Snapshot, take_snapshot
 
 
 class State:
@@ -60,22 +62,50 @@ class State:
         :raises SegmentLost: a file of the state is missing or damaged.
         """
         content, start = self._content(as_of), encoded_prefix(prefix)
-        reader = content.reader
-        for page in content.pages(Range(0, reader.buckets, reader.layout)):
-            for key, value in zip(page.keys, page.values, strict=True):
-                if value is not None and key.startswith(start):
-                    decoded = reader.decode_key(key)
-                    yield decoded, reader.decode_value(value, key=decoded)
+        for key, value in content.records(start):
+            decoded = content.reader.decode_key(key)
+            yield decoded, content.reader.decode_value(value, key=decoded)
 
     def count(self, *, prefix: Any = None, as_of: datetime | int | None = None) -> int:
         """Count the keys. This reads the whole state, as :meth:`scan` does."""
-        content, start = self._content(as_of), encoded_prefix(prefix)
-        pages = content.pages(Range(0, content.reader.buckets, content.reader.layout))
-        return sum(
-            value is not None and key.startswith(start)
-            for page in pages
-            for key, value in zip(page.keys, page.values, strict=True)
-        )
+        return sum(1 for _ in self._content(as_of).records(encoded_prefix(prefix)))
+
+    def rollback(
+        self,
+        *,
+        to: datetime | int,
+        scope: str | bytes | None = None,
+        dry_run: bool = False,
+        settle_timeout: float = 60.0,
+    ) -> MirrorReport:
+        """Bring back a former state: add the difference to it as new entries, in one transaction.
+
+        Sinks follow with the next drain. What was changed since can be brought back in the same way.
+
+        :param to: a former time, or the id of a transaction, whose changes and all with smaller ids are brought back.
+        :param scope: only keys that begin so; others are left alone.
+        :param dry_run: only report the difference.
+        :param settle_timeout: seconds to wait for older transactions to end.
+        :returns: the numbers of new, changed, deleted and unchanged records.
+        :raises SnapshotTooOld: former values of that time are deleted.
+        :raises StateIncomplete: the first load of the state is missing.
+        :raises TransactionsInProgress: older transactions did not end in time; the error names them.
+        """
+        options = MirrorOptions(scope=scope, max_deletes=1.0, dry_run=dry_run, settle_timeout=settle_timeout)
+        with self._database.read() as work:
+            queue = find_queue(work, self._reader().source)
+
+        def former(content: StateContent) -> Iterator[tuple[bytes, bytes]]:
+            return replace(content, cut=_cut(to, content.snapshot)).records(encoded_prefix(scope))
+
+        opened = OpenTransaction(self._database, kind="long")
+        try:
+            report = add_difference(opened, MirrorWriter(opened, queue), former, options)
+            opened.commit()
+        except BaseException as error:
+            opened.abort(error)
+            raise
+        return report
 
     def _reader(self) -> Queue:
         with self._database.read() as work:
@@ -98,14 +128,3 @@ def _cut(as_of: datetime | int | None, snapshot: Snapshot) -> int:
     if type(as_of) is not int or as_of < 0:
         raise InvalidArgument(f"as_of: expected a time or the id of a transaction, found {as_of!r}")
     return min(as_of, snapshot.read_pointer)
-
-
-def encoded_prefix(prefix: Any) -> bytes:
-    """Return the beginning of encoded keys; nothing for None."""
-    if prefix is None:
-        return b""
-    if isinstance(prefix, str):
-        return prefix.encode()
-    if isinstance(prefix, bytes):
-        return prefix
-    raise InvalidArgument(f"prefix: expected text or bytes, found {type(prefix).__name__}")

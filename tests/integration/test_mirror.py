@@ -368,3 +368,24 @@ def test_a_file_is_mirrored_from_the_shell(tmp_path: Path, kind: str) -> None:
             file.write_bytes(file.read_bytes()[:-5])
             assert "cannot be read" in run_cli(*arguments, url=url, status=1)
         assert store.state("customers").count() == 2
+
+
+def test_a_former_state_is_brought_back_by_new_entries(customers: Store) -> None:
+    sink = MemorySink()
+    with customers.transaction() as tx:
+        tx.queue("customers").add_many({"a-1": 1, "a-2": 2, "b-1": 3}.items())
+        good = tx.id
+    in_sink(customers, sink)
+    customers.mirror("customers", {"a-1": 9, "b-1": 3, "b-2": 4}.items(), max_deletes=1.0)
+    in_sink(customers, sink)
+    state = customers.state("customers")
+    foretold = state.rollback(to=good, dry_run=True)
+    assert (foretold.new, foretold.changed, foretold.deleted, foretold.unchanged) == (1, 1, 1, 1)
+    assert state.count() == 3
+    part = state.rollback(to=good, scope="b-")
+    assert (part.new, part.changed, part.deleted, part.unchanged) == (0, 0, 1, 1)
+    assert dict(state.scan()) == {"a-1": 9, "b-1": 3}
+    assert state.rollback(to=good).added == 2
+    assert dict(state.scan()) == {"a-1": 1, "a-2": 2, "b-1": 3}
+    assert in_sink(customers, sink) == {b"a-1": b"1", b"a-2": b"2", b"b-1": b"3"}
+    assert state.rollback(to=good).added == 0
