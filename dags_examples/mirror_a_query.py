@@ -1,4 +1,4 @@
-"""Every hour a sink becomes equal to a query: what is new or changed is sent, and what is gone is deleted.
+"""Every hour a sink becomes equal to a query: changes are sent, what is gone is deleted, and the result is verified.
 
 You need: the connections ``export_queue_default``, ``warehouse_default`` (a SQL database) and ``reports_default``. The
 mirror compares the query with what the queue remembers, and adds only the difference. If the query returned nothing by
@@ -15,6 +15,7 @@ from export_queue.operators import (
     ExportQueueConfigureOperator,
     ExportQueueDrainOperator,
     ExportQueueMirrorOperator,
+    ExportQueueVerifyOperator,
 )
 
 
@@ -31,7 +32,8 @@ def mirror_a_query():
         retry_delay=timedelta(minutes=1),
     )
     drain = ExportQueueDrainOperator(task_id="drain", queue_id="products", sink_conn_id="reports_default")
-    set_up >> mirror >> drain
+    verify = ExportQueueVerifyOperator(task_id="verify", queue_id="products", sink_conn_id="reports_default")
+    set_up >> mirror >> drain >> verify
 
 
 mirror_a_query()

@@ -67,6 +67,7 @@ def test_the_mirror_of_a_query_sends_changes_and_deletes(
     assert run.state == "success"
     report = run.result("mirror")
     assert [report[name] for name in ("new", "changed", "deleted", "unchanged")] == [0, 1, 1, 8]
+    assert (run.result("verify")["differences"], run.result("verify")["ranked"]) == (0, True)
     assert redis_connection.get("customers:1") is None
     assert redis_connection.get("customers:2") == b'{"id":2,"name":"name 2","city":"Chur"}'
     warehouse.execute("delete from customers")

@@ -91,6 +91,7 @@ def test_mirror_a_query(store_path: Path, run_dag: Any, connect: Any, tmp_path: 
     run = run_dag(example("mirror_a_query", "mirror_a_query"))
     assert run.state == "success"
     assert (run.result("mirror")["deleted"], run.result("mirror")["unchanged"]) == (1, 19)
+    assert run.result("verify")["differences"] == 0
     assert run.result("drain")["acknowledged"] == 1
 
 
