@@ -122,7 +122,8 @@ class Merge:
     def _without_replaced(self, table: pa.Table, *, is_whole: bool) -> pa.Table:
         """Leave out entries that a later one of their key replaces, if the queue says so.
 
-        :param is_whole: whether the table has all settled entries of its unit. Then deletes are not needed for a state.
+        :param is_whole: whether the table has all settled entries of its unit. Then deletes are not needed for a state,
+            apart from one in a unit without values: its segments are replaced by one that is not empty.
         """
         import pyarrow.compute as pc
 
@@ -133,7 +134,8 @@ class Merge:
             return table
         first = pc.invert(same_as_before(table, ("bucket", "key")))
         is_old = pc.less_equal(table["seq"], self.kept_from)
-        return table.filter(pc.invert(pc.and_(pc.and_(first, is_old), pc.is_null(table["value"]))))
+        kept = table.filter(pc.invert(pc.and_(pc.and_(first, is_old), pc.is_null(table["value"]))))
+        return kept if kept.num_rows else table.slice(0, 1)
 
 
 class Merger(Protocol):

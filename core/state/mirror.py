@@ -181,7 +181,7 @@ def add_difference(
         snapshot = opened.settled_below(retry, load=reader.number)
         with opened.database.read() as work:
             reader = find_state(work, queue.id)  # in the layouts that the snapshot needs
-        content = StateContent(opened.database, reader, snapshot, snapshot.read_pointer)
+        content = StateContent(opened.database, reader, snapshot, snapshot.read_pointer, snapshot.read_pointer)
         # Read only now: else what an older transaction has changed meanwhile would be changed back.
         _fill(spool, reader, records(content))
         comparison = _Comparison(spool, reader, encoded_prefix(options.scope))

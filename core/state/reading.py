@@ -42,12 +42,14 @@ class StateContent:
     :param reader: the reader that is the state.
     :param snapshot: what is seen.
     :param cut: entries with a greater sequence are not seen either.
+    :param settled: an id up to which everything has ended that may add to the state.
     """
 
     database: Database
     reader: Queue
     snapshot: Snapshot
     cut: int
+    settled: int
     is_ranked: bool = True
 
     def pages(self, within: Range) -> Iterator[Entries]:
@@ -149,7 +151,7 @@ class StateContent:
         oldest_cut = queries.queues.oldest_cut(work, self.reader.number)
         if oldest_cut is None:
             raise UnknownQueue(f"the state of queue {self.reader.parent!r} was removed")
-        if oldest_cut > min(self.cut, self.snapshot.low - 1):
+        if oldest_cut > min(self.cut, self.settled):
             raise SnapshotTooOld(
                 f"the state of queue {self.reader.parent!r} as of {self.cut}: expected an id from {oldest_cut} on, "
                 "because older values are deleted",
@@ -210,7 +212,7 @@ class StateSource:
         with database.read() as work:
             reader = find_state(work, queue.source)  # afterwards: it has all layouts of entries in the snapshot
         require_complete(reader)
-        yield StateContent(database, reader, settled, settled.read_pointer)
+        yield StateContent(database, reader, settled, settled.read_pointer, settled.read_pointer)
 
 
 def require_complete(reader: Queue) -> None:

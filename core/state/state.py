@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from export_queue.core.errors import InvalidArgument
+from export_queue.core.errors import InvalidArgument, SnapshotTooOld
 from export_queue.core.queue import Queue, find_queue, find_state
 from export_queue.core.state.mirror import MirrorOptions, MirrorReport, MirrorWriter, add_difference
 from export_queue.core.state.reading import StateContent, encoded_prefix, require_complete
-from export_queue.core.store import Database
-from export_queue.core.transactions import OpenTransaction, Snapshot, take_snapshot
+from export_queue.core.store import Database, queries
+from export_queue.core.transactions import OpenTransaction, Snapshot, lowest_unfinished, take_snapshot
 
 
 class State:
@@ -96,7 +96,9 @@ class State:
             queue = find_queue(work, self._reader().source)
 
         def former(content: StateContent) -> Iterator[tuple[bytes, bytes]]:
-            return replace(content, cut=_cut(to, content.snapshot)).records(encoded_prefix(scope))
+            cut = _cut(to, content.snapshot)
+            self._require_loaded(content.reader, cut)
+            return replace(content, cut=cut).records(encoded_prefix(scope))
 
         opened = OpenTransaction(self._database, kind="long")
         try:
@@ -115,7 +117,21 @@ class State:
         snapshot = take_snapshot(self._database)
         reader = self._reader()  # afterwards: it has all layouts of entries in the snapshot
         require_complete(reader)
-        return StateContent(self._database, reader, snapshot, _cut(as_of, snapshot))
+        cut, settled = _cut(as_of, snapshot), lowest_unfinished(self._database, snapshot, reader.number) - 1
+        if as_of is not None:
+            self._require_loaded(reader, cut)
+        return StateContent(self._database, reader, snapshot, cut, settled)
+
+    def _require_loaded(self, reader: Queue, cut: int) -> None:
+        """Check that a state was complete at a cut."""
+        with self._database.read() as work:
+            loaded = queries.exports.first_load_seq(work, reader.number)
+        if loaded is not None and cut < loaded:
+            raise SnapshotTooOld(
+                f"the state of queue {self._queue_id!r} as of {cut}: expected an id from {loaded} on, that of its "
+                "first load, because it lacks older values",
+                hint="read a later one",
+            )
 
 
 def _cut(as_of: datetime | int | None, snapshot: Snapshot) -> int:

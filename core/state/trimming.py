@@ -18,9 +18,13 @@ def trim(database: Database, *, limit: int) -> int:
     deleted = 0
     with database.read() as work:
         states = [find_state(work, queue.id) for queue in list_queues(work) if queue.history_ms is not None]
-    for state in states:
-        settled = settled_snapshot(database, state.number)
+    for known in states:
+        settled = settled_snapshot(database, known.number)
         with database.begin() as work:
+            row = queries.queues.queue_row(work, known.id)
+            if row is None or row["number"] != known.number:
+                continue  # it was removed
+            state = find_state(work, known.id)  # afterwards: it has all layouts of entries in the snapshot
             cut = oldest_kept(state, settled, work.now())
             if cut is not None:
                 queries.queues.raise_oldest_cut(work, state.number, cut)

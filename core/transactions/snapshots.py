@@ -55,9 +55,17 @@ def settled_snapshot(database: Database, queue: int | None = None) -> Snapshot:
         because they add nothing to this one.
     """
     snapshot = take_snapshot(database)
+    low = lowest_unfinished(database, snapshot, queue)
+    return Snapshot(low - 1, tuple(i for i in snapshot.excluded if i < low))
+
+
+def lowest_unfinished(database: Database, snapshot: Snapshot, queue: int | None = None) -> int:
+    """Find the smallest id that a snapshot does not see and that may commit, or has committed since.
+
+    :param queue: number of the only queue that is read in the snapshot; see :func:`settled_snapshot`.
+    """
     with database.read() as work:
         ignored = queries.registrations.invalid_ids(work)
         if queue is not None:
             ignored = ignored | queries.registrations.loads_of_others(work, queue)
-    low = min((i for i in snapshot.excluded if i not in ignored), default=snapshot.read_pointer + 1)
-    return Snapshot(low - 1, tuple(i for i in snapshot.excluded if i < low))
+    return min((i for i in snapshot.excluded if i not in ignored), default=snapshot.read_pointer + 1)

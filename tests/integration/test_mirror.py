@@ -345,9 +345,9 @@ def test_a_delete_goes_only_with_everything_older(customers: Store, tmp_path: Pa
     assert customers.state("customers").count() == 98
 
 
-def found_state(store: Store) -> tuple[Any, Any, int]:
+def found_state(store: Store) -> tuple[Any, Any, int, int]:
     snapshot = take_snapshot(store.database)
-    return store.queue("customers/@state"), snapshot, snapshot.read_pointer
+    return store.queue("customers/@state"), snapshot, snapshot.read_pointer, snapshot.read_pointer
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "ndjson"])

@@ -44,5 +44,6 @@ def _delete(
 ) -> int:
     row = sa.tuple_(*(e.c[name] for name in _ROW))
     old = (e.c.queue_number == state, e.c.seq <= cut, visible_ids(work, e.c.seq, settled), condition)
-    doomed = sa.select(*(e.c[name] for name in _ROW)).where(*old).limit(limit)
+    # A compaction deletes rows in another order: neither may wait for the other.
+    doomed = sa.select(*(e.c[name] for name in _ROW)).where(*old).limit(limit).with_for_update(of=e, skip_locked=True)
     return work.connection.execute(e.delete().where(row.in_(doomed))).rowcount
