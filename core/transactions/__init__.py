@@ -7,7 +7,12 @@ from export_queue.core.transactions.outcomes import outcome
 from export_queue.core.transactions.participants import Participant
 from export_queue.core.transactions.reads import read_cell, read_cells, read_versions, scan_cells
 from export_queue.core.transactions.sessions import BoundSession
-from export_queue.core.transactions.snapshots import lowest_unfinished, name_transactions, settled_snapshot, take_snapshot
+from export_queue.core.transactions.snapshots import (
+    lowest_unfinished,
+    name_transactions,
+    settled_snapshot,
+    take_snapshot,
+)
 from export_queue.core.transactions.transaction import BEFORE_COMMIT, KnownKeys, OpenKind, OpenTransaction
 from export_queue.core.transactions.value import Level, State, Transaction
 
