@@ -36,8 +36,8 @@ class ExportQueueMirrorOperator(RenderedTask):
     :param value: the column that is the value, or a list of columns that become a JSON object; by default all.
         (templated)
     :param scope: beginning of the keys that the data has all of; other keys are left alone. (templated)
-    :param max_deletes: the largest part of the records that may be deleted, from 0 to 1, or a number of records above
-        1. Beyond it the task fails and adds nothing. (templated)
+    :param max_deletes: the largest part of the records that may be deleted, from 0.0 to 1.0, or a whole number of
+        records. Beyond it the task fails and adds nothing. (templated)
     :param dry_run: only report the difference.
     :param settle_timeout: seconds to wait for older transactions to end.
     :param export_queue_conn_id: connection of the store. (templated)

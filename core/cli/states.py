@@ -100,7 +100,8 @@ class DataSet:
     ] = None
     scope: Annotated[str | None, typer.Option(help="beginning of the keys that the data has all of")] = None
     max_deletes: Annotated[
-        str, typer.Option(help="the largest part of the records that may be deleted, from 0 to 1, or a number above 1")
+        str,
+        typer.Option(help="largest part of the records that may be deleted, 0.0 to 1.0, or a number of them"),
     ] = "0.2"
 
     def rows(self, store: Store) -> Callable[[], Iterator[Any]]:

@@ -49,8 +49,8 @@ class MirrorOptions:
     scope: str | bytes | None = None
     """Beginning of the keys that the data set has all of. Other keys of the state are left alone."""
     max_deletes: float = 0.2
-    """The largest part of the records in the scope that may be deleted, from 0 to 1; or a number of records, if it is
-    an integer above 1."""
+    """The largest part of the records in the scope that may be deleted, from 0.0 to 1.0; or a number of records, if it
+    is a whole number (``1`` is one record, ``1.0`` all)."""
     dry_run: bool = False
     """Only report the difference."""
     settle_timeout: float = 60.0
@@ -66,7 +66,7 @@ class MirrorOptions:
     def allowed(self, records: int) -> int:
         """Return how many of a number of records may be deleted."""
         most = self.max_deletes
-        return most if isinstance(most, int) and most > 1 else math.floor(most * records)
+        return most if isinstance(most, int) else math.floor(most * records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +128,8 @@ class MirrorWriter(BulkWriter):
             the data has pairs, or the columns ``key`` and ``value``.
         :param value: the column that is the value, or several that become a JSON object; all columns by default.
         :param scope: the beginning of the keys that the data set has all of. Other keys are left alone.
-        :param max_deletes: the largest part of the records in the scope that may be deleted, from 0 to 1, or a number
-            of records above 1: an empty or truncated data set must not empty an index.
+        :param max_deletes: the largest part of the records in the scope that may be deleted, from 0.0 to 1.0, or as an
+            ``int`` a number of records: an empty or truncated data set must not empty an index.
         :param dry_run: only report the difference.
         :param settle_timeout: seconds to wait for older transactions to end.
         :returns: the numbers of new, changed, deleted and unchanged records.
@@ -178,7 +178,8 @@ def add_difference(
     # "" is a temporary file, which is deleted when it is closed
     with contextlib.closing(sqlite3.connect("", check_same_thread=False, isolation_level=None)) as spool:
         spool.executescript(_SPOOL)
-        snapshot = opened.settled_below(retry, load=reader.number)
+        mirrors = None if options.dry_run else f"{reader.number} {encoded_prefix(options.scope).hex()}"
+        snapshot = opened.settled_below(retry, load=reader.number, mirrors=mirrors)
         with opened.database.read() as work:
             reader = find_state(work, queue.id)  # in the layouts that the snapshot needs
         content = StateContent(opened.database, reader, snapshot, snapshot.read_pointer, snapshot.read_pointer)
@@ -270,7 +271,7 @@ def _check_deletes(report: MirrorReport, options: MirrorOptions) -> None:
         raise MirrorRefused(
             f"queue {report.queue!r}: the data set would delete {report.deleted} of {records} records, and max_deletes="
             f"{options.max_deletes} allows {allowed}; among them {', '.join(map(repr, report.samples['deleted']))}",
-            hint="if the data set is complete, allow more: max_deletes=0.5 for half of them, max_deletes=1.0 for all",
+            hint="if the data set is complete, allow more: max_deletes=0.5 is half of the records, 1.0 all, 500 a number",
         )
 
 

@@ -371,16 +371,24 @@ class OpenTransaction:
             # Own writes must not be expired, even if ids lag behind the clock.
             return max(min(started_ms, number // 1_000_000), queries.cleanup.expiry_ms(work))
 
-    def settled_below(self, retry: Retry, *, load: int) -> Snapshot:
+    def settled_below(self, retry: Retry, *, load: int, mirrors: str | None = None) -> Snapshot:
         """Wait until every smaller id has ended; return a snapshot of exactly what has been committed under them.
 
         :param retry: how often, and for how long, to check.
+        :param mirrors: what the transaction mirrors. Older ones that mirror the same are aborted, because their
+            programs may be gone; if the commit of one is in progress, it is waited for.
         :param load: number of the reader whose entries are read in the snapshot. First loads of others are ignored.
         :raises TransactionsInProgress: some have not ended.
         """
         own = self.value.id
 
         def check() -> Snapshot:
+            expire_if_due(self.database, seconds=self._seconds)
+            if mirrors is not None:
+                with self.database.begin() as work:
+                    replaced = queries.registrations.note_mirror(work, own, mirrors)
+                for number in replaced:
+                    self._session.call(self.database.dialect.steps.abort, kind="long", transaction=number)
             snapshot, unfinished = unfinished_below(self.database, own, load=load)
             if unfinished:
                 raise self._waits_for(unfinished)

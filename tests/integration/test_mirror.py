@@ -24,6 +24,7 @@ from export_queue import (
     MirrorRefused,
     OptionsDiffer,
     Range,
+    RegistrationLost,
     SnapshotTooOld,
     StateIncomplete,
     Store,
@@ -77,7 +78,16 @@ def test_an_unchanged_data_set_adds_nothing(customers: Store) -> None:
 
 @pytest.mark.parametrize(
     ("most", "deletes", "refused"),
-    [(0.2, 2, False), (0.2, 3, True), (0.0, 1, True), (1.0, 10, False), (3, 3, False), (3, 4, True), (1, 10, False)],
+    [
+        (0.2, 2, False),
+        (0.2, 3, True),
+        (0.0, 1, True),
+        (1.0, 10, False),
+        (3, 3, False),
+        (3, 4, True),
+        (1, 1, False),
+        (1, 2, True),
+    ],
 )
 def test_no_more_is_deleted_than_is_allowed(customers: Store, most: float, deletes: int, refused: bool) -> None:
     customers.mirror("customers", rows(*range(10)), key="id")
@@ -203,7 +213,8 @@ def waiting_ids(store: Store) -> list[int]:
         return [one.id for one in queries.monitoring.holders(work)]
 
 
-def test_two_mirrors_at_once_end_as_one_after_the_other(customers: Store) -> None:
+@pytest.mark.parametrize("scope", [None, "2"])
+def test_of_two_mirrors_at_once_the_later_one_wins(customers: Store, scope: str | None) -> None:
     begun, follows = threading.Event(), threading.Event()
 
     def slow() -> Any:
@@ -211,15 +222,35 @@ def test_two_mirrors_at_once_end_as_one_after_the_other(customers: Store) -> Non
         assert follows.wait(60)
         return rows(1, 2)
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(1) as pool:
         first = pool.submit(customers.mirror, "customers", slow, key="id")
         assert begun.wait(60)
-        second = pool.submit(customers.mirror, "customers", rows(2, 3), key="id", max_deletes=1.0)
-        wait_until(lambda: len(waiting_ids(customers)) == 2, "the second mirror does not begin")
-        follows.set()
-        assert first.result(60).new == 2
-        report = second.result(60)
-    assert (report.new, report.deleted, report.unchanged) == (1, 1, 1)
+        if scope is None:
+            report = customers.mirror("customers", rows(2, 3), key="id")
+            follows.set()
+            with pytest.raises(RegistrationLost):
+                first.result(60)
+            assert (report.new, customers.state("customers").count()) == (2, 2)
+        else:
+            with pytest.raises(TransactionsInProgress):
+                customers.mirror("customers", rows(2), key="id", scope=scope, settle_timeout=0.1)
+            follows.set()
+            assert first.result(60).new == 2
+            assert customers.mirror("customers", rows(2), key="id", scope=scope).unchanged == 1
+
+
+def test_a_mirror_whose_process_was_killed_holds_up_nobody(customers: Store) -> None:
+    killed = customers.begin()
+    with customers.resume(killed) as tx:
+        tx.queue("customers").mirror(rows(7), key="id")  # and then nothing more
+    assert customers.mirror("customers", rows(1), key="id").new == 1
+    with pytest.raises(RegistrationLost):
+        customers.commit(killed)
+    late = customers.begin(timeout=0.3)
+    with customers.resume(late) as tx:
+        tx.queue("customers").add("8", {"id": 8})
+    customers.database.expired_at = 0.0
+    assert customers.mirror("customers", rows(1), key="id").unchanged == 1
 
 
 def test_a_state_that_begins_later_needs_a_first_load(store: Store) -> None:

@@ -28,6 +28,16 @@ def older_loads(work: Reading, transaction: int, subscription: int) -> list[int]
     return list(work.connection.scalars(older.order_by(active.c.id)))
 
 
+def note_mirror(work: Work, transaction: int, mirrors: str) -> list[int]:
+    """Record what a transaction mirrors, and list the older ones that mirror the same.
+
+    :param mirrors: names the queue and the scope.
+    """
+    work.connection.execute(active.update().where(active.c.id == transaction).values(mirrors=mirrors))
+    older = sa.select(active.c.id).where(active.c.mirrors == mirrors, active.c.id < transaction)
+    return list(work.connection.scalars(older.order_by(active.c.id)))
+
+
 def loads_of_others(work: Reading, subscription: int) -> set[int]:
     """List the first loads in progress of all other subscriptions. They write no cells."""
     return set(work.connection.scalars(sa.select(active.c.id).where(active.c.load != subscription)))
