@@ -271,7 +271,7 @@ def _check_deletes(report: MirrorReport, options: MirrorOptions) -> None:
         raise MirrorRefused(
             f"queue {report.queue!r}: the data set would delete {report.deleted} of {records} records, and max_deletes="
             f"{options.max_deletes} allows {allowed}; among them {', '.join(map(repr, report.samples['deleted']))}",
-            hint="if the data set is complete, allow more: max_deletes=0.5 is half of the records, 1.0 all, 500 a number",
+            hint="if the data set is complete, allow more: max_deletes=0.5 is half of them, 1.0 all, 500 a number",
         )
 
 
