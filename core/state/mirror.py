@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sqlite3
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ from export_queue.core.state.reading import StateContent, encoded_prefix, requir
 from export_queue.core.state.records import as_key, records_of
 from export_queue.core.transactions import OpenTransaction
 
+_Key = tuple[int, bytes]
+"""Bucket and key."""
 _SAMPLES = 5
 _FILES_FROM = 50_000
 """Entries from which a difference is added as files, if the store has a place for them."""
@@ -30,9 +33,9 @@ _SPOOL = """
     create table difference (kind text, key blob, value blob);
 """
 _UP_TO = """
-    select key, value from new where bucket between ? and ? and (bucket, key) > (?, ?) and (bucket, key) <= (?, ?)
+    select bucket, key, value from new
+    where bucket between ? and ? and (bucket, key) > (?, ?) and (bucket, key) <= (?, ?) order by bucket, key
 """
-_AFTER = "select key, value from new where bucket >= ? and (bucket, key) > (?, ?) order by bucket, key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,19 +235,27 @@ class _Comparison:
 
     def run(self, content: StateContent) -> None:
         self.spool.execute("begin")
-        at: tuple[int, bytes] = (0, b"")
+        at: _Key = (0, b"")
         for page in content.pages(Range(0, self.reader.buckets, self.reader.layout)):
             if len(page):
-                upto = page.buckets[-1], page.keys[-1]
-                now = dict(self.spool.execute(_UP_TO, (at[0], upto[0], *at, *upto)))
-                stored = zip(page.keys, page.values, strict=True)
-                before = {key: value for key, value in stored if value is not None and key.startswith(self.start)}
-                self._compare(before, now)
-                at = upto
-        rest = self.spool.execute(_AFTER, (at[0], *at))
-        while block := rest.fetchmany(_ADDED_AT_ONCE):
-            self._compare({}, dict(block))
+                keys = list(zip(page.buckets, page.keys, strict=True))
+                self._compare_up_to(at, keys[-1], keys, page.values)
+                at = keys[-1]
+        self._compare_up_to(at, (self.reader.buckets, b""), (), ())
         self.spool.execute("commit")
+
+    def _compare_up_to(self, at: _Key, end: _Key, keys: Sequence[_Key], values: Sequence[bytes | None]) -> None:
+        """Compare a page of the state with the records between two positions, which may be very many more."""
+        found = self.spool.execute(_UP_TO, (at[0], end[0], *at, *end))
+        first, is_last = 0, False
+        while not is_last:
+            block = found.fetchmany(_ADDED_AT_ONCE)
+            is_last = len(block) < _ADDED_AT_ONCE
+            upto = len(keys) if is_last else bisect_right(keys, block[-1][:2])
+            part = zip(keys[first:upto], values[first:upto], strict=True)
+            before = {key: value for (_, key), value in part if value is not None and key.startswith(self.start)}
+            self._compare(before, {key: value for _, key, value in block})
+            first = upto
 
     def _compare(self, before: dict[bytes, bytes], now: dict[bytes, bytes]) -> None:
         new, deleted = now.keys() - before.keys(), before.keys() - now.keys()
