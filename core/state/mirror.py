@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any
 
 from export_queue.core.errors import EntryError, InvalidArgument, MirrorRefused
@@ -216,12 +217,28 @@ def _encoded(queue: Queue, data: Any, options: MirrorOptions) -> Iterator[tuple[
 def _fill(spool: sqlite3.Connection, reader: Queue, records: Iterable[tuple[bytes, bytes]]) -> None:
     """Write records into a temporary file, so that they need not fit into memory."""
     spool.execute("begin")
-    statement = "insert into new values (?, ?, ?) on conflict do nothing"
-    for encoded, stored in records:
-        if not spool.execute(statement, (bucket(encoded, reader.buckets), encoded, stored)).rowcount:
-            key = reader.decode_key(encoded)
-            raise EntryError(f"key {key!r} comes twice in the data set", hint="each record must have a key of its own")
+    rows = ((bucket(encoded, reader.buckets), encoded, stored) for encoded, stored in records)
+    while block := sorted(islice(rows, _ADDED_AT_ONCE)):
+        spool.execute("savepoint block")
+        try:
+            spool.executemany("insert into new values (?, ?, ?)", block)
+        except sqlite3.IntegrityError:
+            spool.execute("rollback to block")
+            raise _duplicate(spool, reader, block) from None
+        spool.execute("release block")
     spool.execute("commit")
+
+
+def _duplicate(spool: sqlite3.Connection, reader: Queue, block: Sequence[tuple[int, bytes, bytes]]) -> EntryError:
+    """Return the error that names a key of a block which comes twice, in it or in an earlier one."""
+    seen: set[bytes] = set()
+    for at, encoded, _ in block:
+        is_known = spool.execute("select 1 from new where bucket = ? and key = ?", (at, encoded)).fetchone()
+        if encoded in seen or is_known:
+            break
+        seen.add(encoded)
+    key = reader.decode_key(encoded)
+    return EntryError(f"key {key!r} comes twice in the data set", hint="each record must have a key of its own")
 
 
 @dataclass(slots=True)

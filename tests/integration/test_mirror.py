@@ -142,6 +142,13 @@ def test_wrong_data_is_refused_by_name_and_nothing_changes(
     assert customers.mirror("customers", rows(7), key="id").added == 0
 
 
+def test_a_key_that_comes_twice_far_apart_is_named(customers: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirrors, "_ADDED_AT_ONCE", 10)
+    with pytest.raises(EntryError, match="key '3' comes twice"):
+        customers.mirror("customers", [*rows(*range(25)), *rows(3), *rows(*range(30, 50))], key="id")
+    assert customers.state("customers").count() == 0
+
+
 def test_data_that_fails_in_the_middle_changes_nothing(customers: Store) -> None:
     customers.mirror("customers", rows(1, 2), key="id")
 
