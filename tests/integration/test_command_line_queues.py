@@ -40,6 +40,8 @@ def test_a_queue_is_configured_and_altered_by_the_command_of_the_error(url: str)
         "coalesce": None,
         "sink": None,
         "layout": 1,
+        "state": False,
+        "history": None,
         "drains_out": [],
         "subscriptions": [],
     }
