@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -192,8 +193,9 @@ def test_a_statement_at_each_connection_runs_beside_those_of_the_sink(mariadb_se
 
 @pytest.mark.parametrize("password", ["p\xe9", "p€ & \U0001f511"])
 def test_a_password_of_mariadb_may_be_any_text(password: str, mariadb_server: MariaDbServer) -> None:
-    mariadb_server._execute(f"CREATE OR REPLACE USER foreigner IDENTIFIED BY '{password}'")
-    url = f"mysql://foreigner@127.0.0.1:{mariadb_server.port}/?ssl_disabled=true"
+    user = f"user_{secrets.token_hex(4)}"  # other processes run this test on the same server
+    mariadb_server._execute(f"CREATE USER {user} IDENTIFIED BY '{password}'")
+    url = f"mysql://{user}@127.0.0.1:{mariadb_server.port}/?ssl_disabled=true"
     with closing(SqlSink(url.replace("/?", "/information_schema?"), password)) as sink:
         assert "version" in sink.probe()
 
