@@ -19,7 +19,7 @@ SECTIONS = {
     title.split()[0]: text
     for title, text in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
 }
-INVARIANTS = [f"I{number}" for number in range(1, 15)]
+INVARIANTS = [f"I{number}" for number in range(1, 18)]
 TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
