@@ -228,6 +228,7 @@ def test_all_examples_run_together_on_one_store(
         "recount_and_publish",
         "mapped_drain",
         "local_drain",
+        "mirror_a_query",
         "nightly_verify",
         "react_to_changes",
         "wait_for_export",
