@@ -230,13 +230,13 @@ class _Search:
         :param lost: the acts since the transaction after which the sink lacks something.
         """
         reader, seq = self.reader, self.token.seq
-        for act in lost:
-            if act["seqs"] and any(self._may_concern(low, high) for low, high in json.loads(act["seqs"])):
-                raise self._not_exported(f"an entry of it may be among these: {described_act(act)}")
-        emptied = [act for act in lost if act["act"] in KEPT and act["cleared_by"] in (None, "first load")]
-        is_missing = self.token.cut is not None and reader.first_load == "missing"
-        is_younger = is_missing or (reader.first_load is not None and seq < reader.number)
-        if not emptied and not is_younger:
+        discarded = [act for act in lost if _has_discarded(act, 0 if self.token.cut is not None else seq, seq)]
+        self._refuse_losses(discarded, "an entry of it")
+        emptied = [act for act in lost if act["act"] in KEPT or act in discarded]
+        emptied = [act for act in emptied if act["cleared_by"] in (None, "first load")]
+        is_younger = reader.first_load is not None and seq < reader.number
+        is_from_load = self.token.cut is not None and reader.first_load in ("missing", "made")
+        if not emptied and not is_younger and not is_from_load:
             return None
         if reader.parent is None:
             raise self._not_exported(described_act(emptied[-1]))
@@ -251,7 +251,12 @@ class _Search:
         if load is None or load == seq:
             return None
         found = self.find(load)
-        return None if found.is_exported else found
+        if not found.is_exported:
+            return found
+        with self.database.read() as work:  # after the search, which misses what is discarded meanwhile
+            later = queries.acts.since(work, reader.id, LOSSES, max(load, seq))
+        self._refuse_losses([act for act in later if _has_discarded(act, load, load)], "an entry of its first load")
+        return None
 
     def count(self, work: Reading) -> str:
         """Describe how much is left, and since when."""
@@ -264,12 +269,20 @@ class _Search:
         in_files = f"; pending files that may hold some of it: {files}" if files else ""
         return f"pending entries in rows: {rows}{in_files}; committed at {clock_of(seq)}"
 
-    def _may_concern(self, low: int, high: int) -> bool:
-        return low <= self.token.seq and (self.token.cut is not None or self.token.seq <= high)
+    def _refuse_losses(self, discarded: Sequence[Mapping[str, Any]], what: str) -> None:
+        """Refuse the answer if an act has discarded entries, and neither a first load nor a promise made up for it."""
+        for act in discarded:
+            if act["cleared_ms"] is None:
+                raise self._not_exported(f"{what} may be among these: {described_act(act)}")
 
     def _not_exported(self, why: str) -> NotExported:
         reader = self.reader.id
         return NotExported(f"{self.token.name}: {reader} lacks it: {why}", hint=remedy(reader))
+
+
+def _has_discarded(act: Mapping[str, Any], first: int, last: int) -> bool:
+    """Return whether an act has discarded entries between two sequences, both included."""
+    return any(low <= last and first <= high for low, high in json.loads(act["seqs"] or "[]"))
 
 
 def explained(database: Database, token: ExportToken, reader_id: str, standing: Standing) -> tuple[str, str]:

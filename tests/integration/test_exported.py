@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from tests.support import bulk
@@ -382,6 +383,70 @@ def test_a_younger_subscription_has_it_after_its_first_load(orders: Store) -> No
     with pytest.raises(NotExported, match="needs no first load"):
         orders.is_exported(token, "orders/careless")
     assert not orders.is_exported(put(orders, "berta"), "orders/careless")
+
+
+def test_everything_before_now_includes_what_a_first_load_delivers(orders: Store) -> None:
+    orders.subscribe("orders", "search")
+    put(orders, "anna")
+    orders.subscribe("orders", "late")
+    token = orders.token()
+    assert not orders.is_exported(token, "orders/late")
+    with orders.first_load("orders/late") as first:
+        first.add("anna", 1)
+    assert not orders.is_exported(token, "orders/late")
+    deliver(orders, queue="orders/late", refuse=True)
+    with pytest.raises(NotExported, match="a dead letter"):
+        orders.is_exported(token, "orders/late")
+    orders.dead_letters.retry("orders/late")
+    deliver(orders, queue="orders/late")
+    assert orders.is_exported(token, "orders/late")
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_discarded_entries_of_a_first_load_are_not_taken_for_exported(orders: Store, *, in_file: bool) -> None:
+    orders.subscribe("orders", "search")
+    token = put(orders, "anna")
+    orders.subscribe("orders", "late")
+    cut = orders.token()
+    with orders.first_load("orders/late") as first:
+        if in_file:
+            first.add_batch(pa.table({"key": ["anna"], "value": ["1"]}))
+        else:
+            first.add("anna", 1)
+    if in_file:
+        orders.dead_letters.give_up_file("orders/late", orders.bulk_files()[0])
+    else:
+        deliver(orders, queue="orders/late", refuse=True)
+        orders.dead_letters.drop("orders/late")
+    after = put(orders, "anna")
+    deliver(orders, queue="orders/late")
+    for lacking in (token, cut):
+        with pytest.raises(NotExported, match="an entry of its first load may be among these"):
+            orders.is_exported(lacking, "orders/late")
+    assert orders.is_exported(after, "orders/late")
+    assert orders.is_exported(orders.token(), "orders/late")
+    orders.declare_complete("orders/late")
+    assert orders.is_exported(token, "orders/late")
+
+
+@pytest.mark.parametrize("load_again", [False, True])
+def test_a_first_load_and_a_promise_make_up_for_discarded_entries(orders: Store, *, load_again: bool) -> None:
+    orders.subscribe("orders", "search")
+    token, cut = put(orders, "anna"), orders.token()
+    deliver(orders, queue="orders/search", refuse=True)
+    orders.dead_letters.drop("orders/search")
+    with pytest.raises(NotExported, match="make a first load of the subscription, or promise"):
+        orders.is_exported(token, "orders/search")
+    if load_again:
+        with orders.first_load("orders/search") as first:
+            first.add("anna", 1)
+        assert not orders.is_exported(token, "orders/search")
+        assert not orders.is_exported(cut, "orders/search")
+        deliver(orders, queue="orders/search")
+    else:
+        orders.declare_complete("orders/search")
+    assert orders.is_exported(token, "orders/search")
+    assert orders.is_exported(cut, "orders/search")
 
 
 def test_a_sink_that_lost_data_has_it_after_the_next_load(orders: Store) -> None:
