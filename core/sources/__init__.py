@@ -2,5 +2,6 @@
 
 from export_queue.core.sources.function import FunctionSource
 from export_queue.core.sources.protocol import Content, Source
+from export_queue.core.sources.spool import EntrySpool, Row
 
-__all__ = ["Content", "FunctionSource", "Source"]
+__all__ = ["Content", "EntrySpool", "FunctionSource", "Row", "Source"]

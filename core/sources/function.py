@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import Entries, Queue, Range, bucket
+from export_queue.core.sources.spool import EntrySpool, Row
 from export_queue.core.store import Database
 from export_queue.core.transactions import take_snapshot
 
 PAGE_ROWS = 10_000
 PAGE_BYTES = 16 << 20
-_SPOOL = "CREATE TABLE entry (bucket INTEGER, key BLOB, value BLOB, PRIMARY KEY (bucket, key)) WITHOUT ROWID"
-_PAGE = "SELECT bucket, key, value FROM entry WHERE bucket >= ? AND bucket < ? ORDER BY bucket, key"
 
 
 class FunctionSource:
@@ -41,12 +39,10 @@ class FunctionSource:
         :raises EntryError: a key or a value does not fit the queue's codecs.
         """
         cut = take_snapshot(database).low - 1
-        with contextlib.closing(sqlite3.connect("", check_same_thread=False)) as spool:  # deleted when it is closed
-            spool.execute(_SPOOL)
-            try:
-                spool.executemany("INSERT INTO entry VALUES (?, ?, ?)", self._rows(queue))
-            except sqlite3.IntegrityError:
-                raise InvalidArgument("a source yields each key once, found a key twice") from None
+        with contextlib.closing(EntrySpool()) as spool:
+            twice = spool.add(self._rows(queue))
+            if twice is not None:
+                raise InvalidArgument(f"a source yields each key once, found key {queue.decode_key(twice)!r} twice")
             yield FunctionContent(cut, spool)
 
     def _rows(self, queue: Queue) -> Iterator[tuple[int, bytes, bytes | None]]:
@@ -62,21 +58,20 @@ class FunctionContent:
     """What a function has yielded."""
 
     cut: int
-    spool: sqlite3.Connection
+    spool: EntrySpool
     is_ranked: bool = False
 
     def pages(self, within: Range) -> Iterator[Entries]:
-        found = self.spool.execute(_PAGE, (within.first, within.end))
-        page: list[tuple[int, bytes, bytes | None]] = []
+        page: list[Row] = []
         size = 0
-        for row in found:
+        for row in self.spool.between((within.first, b""), (within.end, b"")):
             page.append(row)
-            size += len(row[1]) + len(row[2] or b"")
+            size += len(row[1]) + len(row[3] or b"")
             if len(page) >= PAGE_ROWS or size >= PAGE_BYTES:
                 yield _entries(page, is_last=False)
                 page, size = [], 0
         yield _entries(page, is_last=True)
 
 
-def _entries(rows: list[tuple[int, bytes, bytes | None]], *, is_last: bool) -> Entries:
-    return Entries([r[0] for r in rows], [r[1] for r in rows], [0] * len(rows), [r[2] for r in rows], is_last)
+def _entries(rows: list[Row], *, is_last: bool) -> Entries:
+    return Entries([r[0] for r in rows], [r[1] for r in rows], [0] * len(rows), [r[3] for r in rows], is_last)

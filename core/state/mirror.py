@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sqlite3
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from heapq import nsmallest
 from importlib.util import find_spec
 from itertools import islice
 from typing import Any
@@ -16,12 +16,14 @@ from export_queue.core.errors import EntryError, InvalidArgument, MirrorRefused
 from export_queue.core.queue import Queue, Range, bucket, find_state
 from export_queue.core.retry import Retry
 from export_queue.core.segments import BulkWriter
+from export_queue.core.sources import EntrySpool
 from export_queue.core.state.reading import StateContent, encoded_prefix, require_complete
 from export_queue.core.state.records import as_key, records_of
 from export_queue.core.transactions import OpenTransaction
 
 _Key = tuple[int, bytes]
 """Bucket and key."""
+_KINDS = ("new", "changed", "deleted")
 _SAMPLES = 5
 _FILES_FROM = 50_000
 """Entries from which a difference is added as files, if the store has a place for them."""
@@ -29,14 +31,6 @@ _ADDED_AT_ONCE = 10_000
 _IN_A_FILE = 500_000
 """Entries that are staged at once as rows or as files, so that a difference of any size fits into memory."""
 _FILE_BYTES = 128 << 20
-_SPOOL = """
-    create table new (bucket integer, key blob, value blob, primary key (bucket, key)) without rowid;
-    create table difference (kind text, key blob, value blob);
-"""
-_UP_TO = """
-    select bucket, key, value from new
-    where bucket between ? and ? and (bucket, key) > (?, ?) and (bucket, key) <= (?, ?) order by bucket, key
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,22 +173,26 @@ def add_difference(
         reader = find_state(work, queue.id)
     require_complete(reader)
     retry = Retry(attempts=None, seconds=options.settle_timeout, first_pause=0.02)
-    # "" is a temporary file, which is deleted when it is closed
-    with contextlib.closing(sqlite3.connect("", check_same_thread=False, isolation_level=None)) as spool:
-        spool.executescript(_SPOOL)
-        mirrors = None if options.dry_run else f"{reader.number} {encoded_prefix(options.scope).hex()}"
-        snapshot = opened.settled_below(retry, load=reader.number, mirrors=mirrors)
-        with opened.database.read() as work:
-            reader = find_state(work, queue.id)  # in the layouts that the snapshot needs
-        content = StateContent(opened.database, reader, snapshot, snapshot.read_pointer, snapshot.read_pointer)
+    mirrors = None if options.dry_run else f"{reader.number} {encoded_prefix(options.scope).hex()}"
+    snapshot = opened.settled_below(retry, load=reader.number, mirrors=mirrors)
+    with opened.database.read() as work:
+        reader = find_state(work, queue.id)  # in the layouts that the snapshot needs
+    content = StateContent(opened.database, reader, snapshot, snapshot.read_pointer, snapshot.read_pointer)
+    with contextlib.closing(EntrySpool()) as now, contextlib.closing(EntrySpool()) as differences:
         # Read only now: else what an older transaction has changed meanwhile would be changed back.
-        _fill(spool, reader, records(content))
-        comparison = _Comparison(spool, reader, encoded_prefix(options.scope))
+        twice = now.add((bucket(key, reader.buckets), key, value) for key, value in records(content))
+        if twice is not None:
+            raise EntryError(
+                f"key {queue.decode_key(twice)!r} comes twice in the data set",
+                hint="each record must have a key of its own",
+            )
+        comparison = _Comparison(reader, encoded_prefix(options.scope), now, differences)
         comparison.run(content)
         report = comparison.report(options)
         if not options.dry_run:
             _check_deletes(report, options)
-            _add(opened, writer, spool, report)
+            found = differences.between((0, b""), (reader.buckets, b""))
+            _add(opened, writer, ((key, value) for _, key, _, value in found), report)
     return report
 
 
@@ -214,82 +212,52 @@ def _encoded(queue: Queue, data: Any, options: MirrorOptions) -> Iterator[tuple[
         yield encoded, stored
 
 
-def _fill(spool: sqlite3.Connection, reader: Queue, records: Iterable[tuple[bytes, bytes]]) -> None:
-    """Write records into a temporary file, so that they need not fit into memory."""
-    spool.execute("begin")
-    rows = ((bucket(encoded, reader.buckets), encoded, stored) for encoded, stored in records)
-    while block := sorted(islice(rows, _ADDED_AT_ONCE)):
-        spool.execute("savepoint block")
-        try:
-            spool.executemany("insert into new values (?, ?, ?)", block)
-        except sqlite3.IntegrityError:
-            spool.execute("rollback to block")
-            raise _duplicate(spool, reader, block) from None
-        spool.execute("release block")
-    spool.execute("commit")
-
-
-def _duplicate(spool: sqlite3.Connection, reader: Queue, block: Sequence[tuple[int, bytes, bytes]]) -> EntryError:
-    """Return the error that names a key of a block which comes twice, in it or in an earlier one."""
-    seen: set[bytes] = set()
-    for at, encoded, _ in block:
-        is_known = spool.execute("select 1 from new where bucket = ? and key = ?", (at, encoded)).fetchone()
-        if encoded in seen or is_known:
-            break
-        seen.add(encoded)
-    key = reader.decode_key(encoded)
-    return EntryError(f"key {key!r} comes twice in the data set", hint="each record must have a key of its own")
-
-
 @dataclass(slots=True)
 class _Comparison:
     """Compares the data set with the state, page by page."""
 
-    spool: sqlite3.Connection
     reader: Queue
     start: bytes
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("unchanged", "new", "changed", "deleted"), 0))
+    now: EntrySpool
+    differences: EntrySpool
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("unchanged", *_KINDS), 0))
+    samples: dict[str, list[Any]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
 
     def run(self, content: StateContent) -> None:
-        self.spool.execute("begin")
         at: _Key = (0, b"")
         for page in content.pages(Range(0, self.reader.buckets, self.reader.layout)):
-            if len(page):
+            if page:
                 keys = list(zip(page.buckets, page.keys, strict=True))
                 self._compare_up_to(at, keys[-1], keys, page.values)
                 at = keys[-1]
         self._compare_up_to(at, (self.reader.buckets, b""), (), ())
-        self.spool.execute("commit")
 
     def _compare_up_to(self, at: _Key, end: _Key, keys: Sequence[_Key], values: Sequence[bytes | None]) -> None:
         """Compare a page of the state with the records between two positions, which may be very many more."""
-        found = self.spool.execute(_UP_TO, (at[0], end[0], *at, *end))
+        found = self.now.between(at, end)
         first, is_last = 0, False
         while not is_last:
-            block = found.fetchmany(_ADDED_AT_ONCE)
+            block = list(islice(found, _ADDED_AT_ONCE))
             is_last = len(block) < _ADDED_AT_ONCE
             upto = len(keys) if is_last else bisect_right(keys, block[-1][:2])
             part = zip(keys[first:upto], values[first:upto], strict=True)
-            before = {key: value for (_, key), value in part if value is not None and key.startswith(self.start)}
-            self._compare(before, {key: value for _, key, value in block})
+            before = {key: value for key, value in part if value is not None and key[1].startswith(self.start)}
+            self._compare(before, {row[:2]: row[3] for row in block})
             first = upto
 
-    def _compare(self, before: dict[bytes, bytes], now: dict[bytes, bytes]) -> None:
+    def _compare(self, before: Mapping[_Key, bytes], now: Mapping[_Key, bytes | None]) -> None:
         new, deleted = now.keys() - before.keys(), before.keys() - now.keys()
         changed = {key for key, _ in now.items() - before.items()} - new
         self.counts["unchanged"] += len(now) - len(new) - len(changed)
-        for kind, keys in (("new", new), ("changed", changed), ("deleted", deleted)):
+        for kind, keys in zip(_KINDS, (new, changed, deleted), strict=True):
             self.counts[kind] += len(keys)
-            rows = [(kind, key, now.get(key)) for key in sorted(keys)]
-            self.spool.executemany("insert into difference values (?, ?, ?)", rows)
+            self.differences.keep((*key, 0, now.get(key)) for key in keys)
+            if keys and len(self.samples[kind]) < _SAMPLES:
+                shown = nsmallest(_SAMPLES - len(self.samples[kind]), (key for _, key in keys))
+                self.samples[kind] += map(self.reader.decode_key, shown)
 
     def report(self, options: MirrorOptions) -> MirrorReport:
-        samples = {}
-        for kind in ("new", "changed", "deleted"):
-            found = self.spool.execute("select key from difference where kind = ? limit ?", (kind, _SAMPLES))
-            samples[kind] = [self.reader.decode_key(key) for (key,) in found]
-        queue = self.reader.source
-        return MirrorReport(queue=queue, dry_run=options.dry_run, samples=samples, **self.counts)
+        return MirrorReport(queue=self.reader.source, dry_run=options.dry_run, samples=self.samples, **self.counts)
 
 
 def _check_deletes(report: MirrorReport, options: MirrorOptions) -> None:
@@ -303,13 +271,17 @@ def _check_deletes(report: MirrorReport, options: MirrorOptions) -> None:
         )
 
 
-def _add(opened: OpenTransaction, writer: MirrorWriter, spool: sqlite3.Connection, report: MirrorReport) -> None:
+def _add(
+    opened: OpenTransaction,
+    writer: MirrorWriter,
+    entries: Iterable[tuple[bytes, bytes | None]],
+    report: MirrorReport,
+) -> None:
     has_files = opened.database.segments is not None and find_spec("pyarrow") is not None
     in_files = has_files and report.added >= _FILES_FROM and not writer.queue.exclusive
-    found = spool.execute("select key, value from difference")
     block: dict[bytes, bytes | None] = {}
     size = 0
-    for key, value in found:
+    for key, value in entries:
         block[key] = value
         size += len(key) + len(value or b"")
         if len(block) >= (_IN_A_FILE if in_files else _ADDED_AT_ONCE) or size >= _FILE_BYTES:

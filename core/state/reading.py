@@ -8,31 +8,21 @@ if values have been deleted that the reading needs, it ends with an error.
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument, SnapshotTooOld, StateIncomplete, UnknownQueue
 from export_queue.core.queue import Entries, Position, Queue, Range, bucket, buckets_of, find_state
 from export_queue.core.segments import UnitReader, waiting_segments
+from export_queue.core.sources import EntrySpool, Row
 from export_queue.core.store import Database, Reading, queries
 from export_queue.core.transactions import Snapshot, settled_snapshot
 
 PAGE_ROWS = 8192
 PAGE_BYTES = 8 << 20
 _LAST_SEQ = (1 << 63) - 1
-_SPOOL = (
-    "create table entry (bucket integer, key blob, seq integer, value blob, primary key (bucket, key)) without rowid"
-)
-_KEEP = """
-    insert into entry values (?, ?, ?, ?)
-    on conflict do update set seq = excluded.seq, value = excluded.value where excluded.seq > seq
-"""
-_UP_TO = """
-    select bucket, key, seq, value from entry
-    where bucket between ? and ? and (bucket, key) > (?, ?) and (bucket, key) <= (?, ?) order by bucket, key
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,38 +49,30 @@ class StateContent:
         :raises SnapshotTooOld: former values that this reading needs have been deleted.
         :raises SegmentLost: a file is missing or damaged.
         """
-        with contextlib.closing(sqlite3.connect("", check_same_thread=False)) as spool:  # deleted when it is closed
-            has_older = self._spool_older(spool, within)  # first: entries move only into later layouts
+        if not self.reader.older:
+            yield from self._read(self.reader, within, after=None, until=None)
+            return
+        with contextlib.closing(EntrySpool()) as spool:
+            spool.keep(self._in_older_layouts(within))  # first: entries move only into later layouts
             at = within.first, b""
             for page in self._read(self.reader, within, after=None, until=None):
-                if has_older and len(page):
+                if page:
                     upto = page.buckets[-1], page.keys[-1]
-                    yield _joined(page, spool.execute(_UP_TO, (at[0], upto[0], *at, *upto)))
+                    yield _joined(page, spool.between(at, upto))
                     at = upto
-                else:
-                    yield page
-            if has_older:
-                rest = spool.execute(_UP_TO, (at[0], within.end, *at, within.end, b""))
-                while block := rest.fetchmany(PAGE_ROWS):
-                    yield _joined(Entries((), (), (), ()), block)
+            rest = spool.between(at, (within.end, b""))
+            while block := list(islice(rest, PAGE_ROWS)):
+                yield _joined(Entries((), (), (), ()), block)
 
-    def _spool_older(self, spool: sqlite3.Connection, within: Range) -> bool:
-        """Write what is in older layouts into a temporary file, in the order of the current one; return whether any is.
-
-        Usually that is nothing: at most what was not moved yet after the queue's buckets were altered.
-        """
-        if not self.reader.older:
-            return False
-        spool.execute(_SPOOL)
-        buckets, found = self.reader.buckets, 0
+    def _in_older_layouts(self, within: Range) -> Iterator[Row]:
+        """Read what was not moved yet after the queue's buckets were altered, with the buckets of today."""
         for layout in self.reader.older:
             everything = Range(0, layout.buckets, layout.number)
             for page in self._read(self.reader.laid_out_as(layout), everything, after=None, until=None):
-                rows = zip(buckets_of(page.keys, buckets), page.keys, page.seqs, page.values, strict=True)
-                wanted = [row for row in rows if within.first <= row[0] < within.end]
-                spool.executemany(_KEEP, wanted)
-                found += len(wanted)
-        return found > 0
+                buckets = buckets_of(page.keys, self.reader.buckets)
+                for row in zip(buckets, page.keys, page.seqs, page.values, strict=True):
+                    if within.first <= row[0] < within.end:
+                        yield row
 
     def records(self, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the encoded keys and values of all records, in the order of the current buckets.
@@ -173,7 +155,7 @@ class StateContent:
         return _chosen(found, list(of_key.values()))
 
 
-def _joined(page: Entries, others: Iterable[tuple[int, bytes, int, bytes | None]]) -> Entries:
+def _joined(page: Entries, others: Iterable[Row]) -> Entries:
     """Join two pages, of which the second one has one entry of each key, too; the later entry of a key stays."""
     found = {row[:2]: row for row in zip(page.buckets, page.keys, page.seqs, page.values, strict=True)}
     for row in others:

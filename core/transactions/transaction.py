@@ -38,6 +38,7 @@ from export_queue.core.store import (
     StagedMeanwhile,
     StartCall,
     Version,
+    Work,
     Writes,
     identity_of,
     new_request,
@@ -375,26 +376,18 @@ class OpenTransaction:
         """Wait until every smaller id has ended; return a snapshot of exactly what has been committed under them.
 
         :param retry: how often, and for how long, to check.
+        :param load: number of the reader whose entries are read in the snapshot. First loads of others are ignored.
         :param mirrors: what the transaction mirrors. Older ones that mirror the same are aborted, because their
             programs may be gone; if the commit of one is in progress, it is waited for.
-        :param load: number of the reader whose entries are read in the snapshot. First loads of others are ignored.
         :raises TransactionsInProgress: some have not ended.
         """
         own = self.value.id
 
-        def check() -> Snapshot:
-            expire_if_due(self.database, seconds=self._seconds)
-            if mirrors is not None:
-                with self.database.begin() as work:
-                    replaced = queries.registrations.note_mirror(work, own, mirrors)
-                for number in replaced:
-                    self._session.call(self.database.dialect.steps.abort, kind="long", transaction=number)
-            snapshot, unfinished = unfinished_below(self.database, own, load=load)
-            if unfinished:
-                raise self._waits_for(unfinished)
-            return Snapshot(own - 1, tuple(i for i in snapshot.excluded if i < own))
+        def older(work: Work) -> list[int]:
+            return [] if mirrors is None else queries.registrations.note_mirror(work, own, mirrors)
 
-        return retry.call(check, worth_repeating=lambda error: isinstance(error, TransactionsInProgress))
+        snapshot = self._wait_for_older(retry, load, older)
+        return Snapshot(own - 1, tuple(i for i in snapshot.excluded if i < own))
 
     def read_settled(self, retry: Retry) -> None:
         """Begin a first load: wait until every smaller id has ended, then read what is committed at that time.
@@ -410,19 +403,30 @@ class OpenTransaction:
         """
         assert self._load is not None
         own, load = self.value.id, self._load
+        snapshot = self._wait_for_older(retry, load, lambda work: queries.registrations.older_loads(work, own, load))
+        others = Snapshot(snapshot.read_pointer, tuple(i for i in snapshot.excluded if i != own))
+        self._become(replace(self.value, snapshot=others))
 
-        def check() -> None:
-            with self.database.read() as work:
-                replaced = queries.registrations.older_loads(work, own, load)
-            for number in replaced:
+    def _wait_for_older(self, retry: Retry, load: int, replaced: Callable[[Work], list[int]]) -> Snapshot:
+        """Wait until every smaller id has ended, and return the snapshot that shows it.
+
+        :param load: the reader whose first load, or whose entries, matter.
+        :param replaced: finds older transactions that this one takes the place of; they are aborted.
+        """
+        own = self.value.id
+
+        def check() -> Snapshot:
+            expire_if_due(self.database, seconds=self._seconds)
+            with self.database.begin() as work:
+                found = replaced(work)
+            for number in found:
                 self._session.call(self.database.dialect.steps.abort, kind="long", transaction=number)
             snapshot, unfinished = unfinished_below(self.database, own, load=load)
             if unfinished:
                 raise self._waits_for(unfinished)
-            others = Snapshot(snapshot.read_pointer, tuple(i for i in snapshot.excluded if i != own))
-            self._become(replace(self.value, snapshot=others))
+            return snapshot
 
-        retry.call(check, worth_repeating=lambda error: isinstance(error, TransactionsInProgress))
+        return retry.call(check, worth_repeating=lambda error: isinstance(error, TransactionsInProgress))
 
     def _waits_for(self, unfinished: Sequence[int]) -> TransactionsInProgress:
         with self.database.read() as work:
