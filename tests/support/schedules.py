@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from typing import NamedTuple
 PREEMPTIONS = 2
 HANGS = 120.0
 """Seconds after which a run counts as hung; a run takes milliseconds."""
+PATIENCE = 20.0
+"""Seconds for which all operations may wait: a server frees the locks of a closed connection a moment later."""
 _here = threading.local()
 
 
@@ -101,6 +104,7 @@ class Run:
         self._plan = list(plan)
         self._over = threading.Event()
         self._steps_at_wait: int | None = None
+        self._waits_since = 0.0
         self.trace: list[Step] = []
         """The steps, in their order."""
         self.failure: str | None = None
@@ -202,16 +206,19 @@ class Run:
     def await_others(self, one: _Operation) -> None:
         """Let another operation continue, since this one waits for a lock that it holds.
 
-        :raises Hung: all wait.
+        :raises Hung: all wait, and nothing changes for :data:`PATIENCE` seconds.
         """
         if self.waits_at is None:
             self.waits_at = len(self.trace)
-        others = [other for other in self._operations.values() if other is not one and not other.is_over]
-        if not others or self._steps_at_wait == len(self.trace):
+        if self._steps_at_wait != len(self.trace):
+            self._steps_at_wait, self._waits_since = len(self.trace), time.monotonic()
+        elif time.monotonic() - self._waits_since > PATIENCE:
             raise Hung(f"{one.name} waits for a lock that nobody frees; the last steps were:\n{self.told(last=10)}")
-        self._steps_at_wait = len(self.trace)
-        self._hand_over(but=one.name)
-        one.baton.acquire()
+        else:
+            time.sleep(0.01)
+        if any(other is not one and not other.is_over for other in self._operations.values()):
+            self._hand_over(but=one.name)
+            one.baton.acquire()
 
 
 def is_scheduled() -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import pytest
+from tests.support import schedules
 from tests.support.schedules import Explorer, Hung, Plan, Run, Stretch, parsed, point, printed, touch, wait_for_others
 
 Operations = Mapping[str, Callable[[], None]]
@@ -142,7 +143,9 @@ def test_a_sample_is_drawn_by_its_seed() -> None:
     assert drawn(1) == drawn(1) != drawn(2)
 
 
-def test_operations_that_wait_for_each_other_are_reported() -> None:
+def test_operations_that_wait_for_each_other_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "PATIENCE", 0.1)
+
     def wait() -> None:
         point("wait")
         while True:
@@ -150,6 +153,19 @@ def test_operations_that_wait_for_each_other_are_reported() -> None:
 
     run = Run({"one": wait, "two": wait}, parsed("one two")).go()
     assert any(isinstance(error, Hung) for error in run.errors.values())
+
+
+@pytest.mark.parametrize("plan", ["one two", "two one"])
+def test_a_lock_that_a_server_frees_a_moment_later_is_waited_for(plan: str) -> None:
+    looks = iter(range(5))
+
+    def wait() -> None:
+        point("wait")
+        while next(looks, None) is not None:
+            wait_for_others()
+
+    run = Run({"one": wait, "two": lambda: point("work")}, parsed(plan)).go()
+    assert not run.errors
 
 
 @pytest.mark.parametrize("text", ["one", "one:3 two:1 one two", "two:0 one two"])
