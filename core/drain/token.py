@@ -7,7 +7,7 @@ import binascii
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 from uuid import UUID
 
 import msgspec
@@ -92,7 +92,9 @@ def _check_of(payload: bytes) -> bytes:
     return hashlib.blake2b(payload, digest_size=_CHECK_BYTES).digest()
 
 
-_Fields = tuple[bytes, int, list[tuple[int, tuple[int, ...] | None]] | None, bytes | None, bool, str | None]
+_Whole = Annotated[int, msgspec.Meta(le=(1 << 63) - 1)]
+_Seq = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Fields = tuple[bytes, _Seq, list[tuple[_Whole, tuple[_Whole, ...] | None]] | None, bytes | None, bool, str | None]
 
 
 def _fields_of(text: Any) -> dict[str, Any]:

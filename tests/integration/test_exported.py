@@ -31,6 +31,7 @@ from export_queue import (
     drain,
 )
 from export_queue.core.drain import export_wait
+from export_queue.core.drain.token import ExportToken
 from export_queue.core.sinks import CompositeSink
 
 FEW = Candidates(least=2)
@@ -492,6 +493,15 @@ def test_tokens_of_other_stores_and_other_texts_are_refused(orders: Store, tmp_p
     for text in ("", "xq1_", token[:-4], token + "AAAA", changed, "é", 7, None, str(uuid4())):
         with pytest.raises(InvalidArgument, match="expected a transaction's token"):
             orders.is_exported(text, "orders")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("too_much", [-1, 1 << 63])
+def test_tokens_with_impossible_numbers_are_refused(orders: Store, too_much: int) -> None:
+    put(orders, "anna")
+    for seq, added in ((too_much, None), (1, {orders.queue("orders").number: (1 << 63,)}), (1, {1 << 63: None})):
+        text = ExportToken(store_id=orders.id, seq=seq, added=added).text
+        with pytest.raises(InvalidArgument, match="expected a transaction's token"):
+            orders.is_exported(text, "orders")
 
 
 def test_a_wait_that_is_over_says_what_is_pending(orders: Store) -> None:
