@@ -60,7 +60,7 @@ def compare(quick: bool) -> Iterator[Figure | Outcome]:
         for target in targets:
             bench = Bench(target, sessions, place, store, rows)
             yield from bench.figures(repeats, warm_up=not quick)
-        for target in targets:
+        for target in targets[:1] if quick else targets:
             yield from outcomes(target, sessions, place, EVENT_ROWS, Path(deaths), each=not quick)
 
 

@@ -80,7 +80,7 @@ NAMED = [
 
 SAMPLED, PLANS = 4, 3
 """Pairs that the quick tests draw, and schedules of each."""
-DRAWN = 10
+DRAWN = 6
 """Schedules that PostgreSQL runs of each other pair, and of each triple: a run takes twice as long as on SQLite."""
 
 

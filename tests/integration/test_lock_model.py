@@ -14,7 +14,7 @@ from tests.model.world import in_memory
 from export_queue import Store
 from export_queue.core.locks import waiting
 
-SEEDS = int(os.environ.get("EXPORT_QUEUE_MODEL_SEEDS", "3"))
+SEEDS = int(os.environ.get("EXPORT_QUEUE_MODEL_SEEDS", "2"))
 """How many seeds the longer runs try."""
 
 

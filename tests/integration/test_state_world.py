@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,6 +29,7 @@ KEYS = [f"k{i}" for i in range(8)]
 CHANGES = st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 3), min_size=1, max_size=5)
 DATA = st.dictionaries(st.sampled_from(KEYS), st.integers(0, 3), max_size=6)
 HISTORY_MS = 5000
+EXAMPLES = int(os.environ.get("EXPORT_QUEUE_WORLD_EXAMPLES", "60"))
 
 
 class StateWorld(RuleBasedStateMachine):
@@ -172,11 +174,12 @@ def in_a_file(stack: ExitStack, clock: Callable[[], int]) -> Store:
     return store
 
 
+@pytest.mark.timeout(1800)  # much longer with more examples, or next to other work
 @pytest.mark.parametrize(
     "examples",
     [
         pytest.param(12, id="few", marks=pytest.mark.brief),
-        pytest.param(150, id="many", marks=pytest.mark.full("two minutes: long courses")),
+        pytest.param(EXAMPLES, id="many", marks=pytest.mark.full("more sequences of the same steps")),
     ],
 )
 def test_a_state_is_what_was_committed_last(examples: int) -> None:
