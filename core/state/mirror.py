@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from heapq import nsmallest
 from importlib.util import find_spec
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from export_queue.core.errors import EntryError, InvalidArgument, MirrorRefused
 from export_queue.core.queue import Queue, Range, bucket, find_state
 from export_queue.core.retry import Retry
 from export_queue.core.segments import BulkWriter
-from export_queue.core.sources import EntrySpool
+from export_queue.core.sources import EntrySpool, Row
 from export_queue.core.state.reading import StateContent, encoded_prefix, require_complete
 from export_queue.core.state.records import as_key, records_of
 from export_queue.core.transactions import OpenTransaction
@@ -25,6 +25,7 @@ _Key = tuple[int, bytes]
 """Bucket and key."""
 _KINDS = ("new", "changed", "deleted")
 _SAMPLES = 5
+NO_VALUE = "leave out what should be deleted: a mirror deletes what the data set does not have"
 _FILES_FROM = 50_000
 """Entries from which a difference is added as files, if the store has a place for them."""
 _ADDED_AT_ONCE = 10_000
@@ -159,6 +160,34 @@ def add_difference(
     :param records: called with the state when all older transactions have ended; returns encoded keys and values.
     """
     queue = writer.queue
+    content = settled_content(opened, queue, options)
+    reader = content.reader
+    with contextlib.closing(EntrySpool()) as now, contextlib.closing(EntrySpool()) as differences:
+        # Read only now: else what an older transaction has changed meanwhile would be changed back.
+        twice = now.add((bucket(key, reader.buckets), key, value) for key, value in records(content))
+        if twice is not None:
+            raise EntryError(
+                f"key {queue.decode_key(twice)!r} comes twice in the data set",
+                hint="each record must have a key of its own",
+            )
+        comparison = Comparison(content, now, encoded_prefix(options.scope))
+        for block in comparison.differences(Range(0, reader.buckets, reader.layout)):
+            differences.keep(block)
+        report = comparison.found.report(reader, options)
+        if not options.dry_run:
+            check_deletes(report, options)
+            found = differences.between((0, b""), (reader.buckets, b""))
+            _add(opened, writer, ((key, value) for _, key, _, value in found), report)
+    return report
+
+
+def settled_content(opened: OpenTransaction, queue: Queue, options: MirrorOptions) -> StateContent:
+    """Wait until all older transactions have ended, and return the state that they have left.
+
+    :raises InvalidArgument: the queue has no state, or the transaction is not long or has added to the queue.
+    :raises StateIncomplete: the first load of the state is missing.
+    :raises TransactionsInProgress: older transactions did not end in time.
+    """
     if opened.kind != "long":
         raise InvalidArgument(
             f"mirror: expected a long transaction, found one that is {opened.kind}",
@@ -177,23 +206,7 @@ def add_difference(
     snapshot = opened.settled_below(retry, load=reader.number, mirrors=mirrors)
     with opened.database.read() as work:
         reader = find_state(work, queue.id)  # in the layouts that the snapshot needs
-    content = StateContent(opened.database, reader, snapshot, snapshot.read_pointer, snapshot.read_pointer)
-    with contextlib.closing(EntrySpool()) as now, contextlib.closing(EntrySpool()) as differences:
-        # Read only now: else what an older transaction has changed meanwhile would be changed back.
-        twice = now.add((bucket(key, reader.buckets), key, value) for key, value in records(content))
-        if twice is not None:
-            raise EntryError(
-                f"key {queue.decode_key(twice)!r} comes twice in the data set",
-                hint="each record must have a key of its own",
-            )
-        comparison = _Comparison(reader, encoded_prefix(options.scope), now, differences)
-        comparison.run(content)
-        report = comparison.report(options)
-        if not options.dry_run:
-            _check_deletes(report, options)
-            found = differences.between((0, b""), (reader.buckets, b""))
-            _add(opened, writer, ((key, value) for _, key, _, value in found), report)
-    return report
+    return StateContent(opened.database, reader, snapshot, snapshot.read_pointer, snapshot.read_pointer)
 
 
 def _encoded(queue: Queue, data: Any, options: MirrorOptions) -> Iterator[tuple[bytes, bytes]]:
@@ -207,32 +220,67 @@ def _encoded(queue: Queue, data: Any, options: MirrorOptions) -> Iterator[tuple[
         if stored is None:
             raise EntryError(
                 f"key {key!r}: expected a value, found none",
-                hint="leave out what should be deleted: a mirror deletes what the data set does not have",
+                hint=NO_VALUE,
             )
         yield encoded, stored
 
 
+class SortedRecords(Protocol):
+    """Records of a data set in the order of bucket and key."""
+
+    def between(self, after: _Key, last: _Key) -> Iterator[Row]:
+        """Yield the records after one position and up to another one; each call begins where the last one ended."""
+
+
 @dataclass(slots=True)
-class _Comparison:
-    """Compares the data set with the state, page by page."""
+class Found:
+    """What a comparison has counted."""
 
-    reader: Queue
-    start: bytes
-    now: EntrySpool
-    differences: EntrySpool
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("unchanged", *_KINDS), 0))
-    samples: dict[str, list[Any]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
+    samples: dict[str, list[bytes]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
+    """Some keys that are new, changed or deleted, encoded."""
 
-    def run(self, content: StateContent) -> None:
-        at: _Key = (0, b"")
-        for page in content.pages(Range(0, self.reader.buckets, self.reader.layout)):
+    def add(self, other: Found) -> None:
+        """Add what another comparison has counted."""
+        for kind, count in other.counts.items():
+            self.counts[kind] += count
+        for kind, keys in other.samples.items():
+            self.samples[kind] += keys[: _SAMPLES - len(self.samples[kind])]
+
+    def report(self, reader: Queue, options: MirrorOptions) -> MirrorReport:
+        """Return the report of a mirror load."""
+        samples: dict[str, list[Any]] = {kind: [*map(reader.decode_key, keys)] for kind, keys in self.samples.items()}
+        return MirrorReport(queue=reader.source, dry_run=options.dry_run, samples=samples, **self.counts)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Compares a data set with the state, page by page.
+
+    :param start: the encoded scope.
+    """
+
+    content: StateContent
+    now: SortedRecords
+    start: bytes
+    found: Found = field(default_factory=Found)
+
+    def differences(self, within: Range) -> Iterator[list[Row]]:
+        """Yield the entries that make the state equal to the data set, in their order, in blocks of bounded size.
+
+        :param within: the buckets to compare.
+        """
+        at: _Key = (within.first, b"")
+        for page in self.content.pages(within):
             if page:
                 keys = list(zip(page.buckets, page.keys, strict=True))
-                self._compare_up_to(at, keys[-1], keys, page.values)
+                yield from self._compare_up_to(at, keys[-1], keys, page.values)
                 at = keys[-1]
-        self._compare_up_to(at, (self.reader.buckets, b""), (), ())
+        yield from self._compare_up_to(at, (within.end, b""), (), ())
 
-    def _compare_up_to(self, at: _Key, end: _Key, keys: Sequence[_Key], values: Sequence[bytes | None]) -> None:
+    def _compare_up_to(
+        self, at: _Key, end: _Key, keys: Sequence[_Key], values: Sequence[bytes | None]
+    ) -> Iterator[list[Row]]:
         """Compare a page of the state with the records between two positions, which may be very many more."""
         found = self.now.between(at, end)
         first, is_last = 0, False
@@ -242,25 +290,26 @@ class _Comparison:
             upto = len(keys) if is_last else bisect_right(keys, block[-1][:2])
             part = zip(keys[first:upto], values[first:upto], strict=True)
             before = {key: value for key, value in part if value is not None and key[1].startswith(self.start)}
-            self._compare(before, {row[:2]: row[3] for row in block})
+            yield self._compare(before, {row[:2]: row[3] for row in block})
             first = upto
 
-    def _compare(self, before: Mapping[_Key, bytes], now: Mapping[_Key, bytes | None]) -> None:
+    def _compare(self, before: Mapping[_Key, bytes], now: Mapping[_Key, bytes | None]) -> list[Row]:
         new, deleted = now.keys() - before.keys(), before.keys() - now.keys()
         changed = {key for key, _ in now.items() - before.items()} - new
-        self.counts["unchanged"] += len(now) - len(new) - len(changed)
+        self.found.counts["unchanged"] += len(now) - len(new) - len(changed)
         for kind, keys in zip(_KINDS, (new, changed, deleted), strict=True):
-            self.counts[kind] += len(keys)
-            self.differences.keep((*key, 0, now.get(key)) for key in keys)
-            if keys and len(self.samples[kind]) < _SAMPLES:
-                shown = nsmallest(_SAMPLES - len(self.samples[kind]), (key for _, key in keys))
-                self.samples[kind] += map(self.reader.decode_key, shown)
-
-    def report(self, options: MirrorOptions) -> MirrorReport:
-        return MirrorReport(queue=self.reader.source, dry_run=options.dry_run, samples=self.samples, **self.counts)
+            self.found.counts[kind] += len(keys)
+            samples = self.found.samples[kind]
+            if keys and len(samples) < _SAMPLES:
+                samples += nsmallest(_SAMPLES - len(samples), (key for _, key in keys))
+        return [(*key, 0, now.get(key)) for key in sorted(new | changed | deleted)]
 
 
-def _check_deletes(report: MirrorReport, options: MirrorOptions) -> None:
+def check_deletes(report: MirrorReport, options: MirrorOptions) -> None:
+    """Check that a mirror load deletes no more than it may.
+
+    :raises MirrorRefused: it would.
+    """
     records = report.unchanged + report.changed + report.deleted
     allowed = options.allowed(records)
     if report.deleted > allowed:
