@@ -25,7 +25,19 @@ pytestmark = pytest.mark.timeout(1800)  # some hundred runs, next to other work
 OTHERS = {
     "load_value": {"load_gone", "drain", "compact", "move", "fall_back", "subscribe", "subscribe_first"},
     "urgent_drain": {"drain", "compact", "move", "fall_back", "take_over"},
-    "end_transactions": {"load_gone", "short", "abort", "drain", "compact", "subscribe", "subscribe_first"},
+    "mirror": {"load_gone", "short", "abort", "maintain", "move", "alter", "roll_back", "compact_state"},
+    "roll_back": {"mirror", "load_gone", "compact_state", "maintain"},
+    "compact_state": {"mirror", "roll_back", "load_gone", "short", "maintain", "alter", "end_transactions"},
+    "end_transactions": {
+        "compact_state",
+        "load_gone",
+        "short",
+        "abort",
+        "drain",
+        "compact",
+        "subscribe",
+        "subscribe_first",
+    },
 }
 """With what these meet in pairs; with others they would pass the points of ``load_gone``, ``drain``, ``maintain``."""
 PAIRS = [
@@ -34,7 +46,9 @@ PAIRS = [
     if other in OTHERS.get(one, {other}) and one in OTHERS.get(other, {one})
     # a queue with subscriptions cannot get its first one
     if "subscribe_first" not in (one, other) or not OPERATIONS[one].subscriptions + OPERATIONS[other].subscriptions
-] + [(name, f"{name}2") for name in ("load_gone", "compact", "maintain", "move", "fall_back")]
+] + [
+    (name, f"{name}2") for name in ("load_gone", "compact", "maintain", "move", "fall_back", "mirror", "compact_state")
+]
 DEEP = [
     ("load_value", "drain"),
     ("load_gone", "drain"),

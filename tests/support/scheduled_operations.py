@@ -8,12 +8,14 @@ is locked is skipped or refused, and those errors are answers (:data:`ANSWERS`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from tests.support.contexts import begin, opened_by
 from tests.support.scheduled_stores import Stand
 from tests.support.schedules import Explorer, Plan, Run, printed
@@ -51,6 +53,7 @@ from export_queue.core.queue import subscribe, unsubscribe
 from export_queue.core.segments import compact, fall_back, vacuum_segments
 from export_queue.core.store import schema
 from export_queue.core.store.portable import prefix_of
+from export_queue.core.transactions import OpenTransaction
 
 AT_ONCE = Retry(attempts=1)
 QUEUE = "orders"
@@ -97,6 +100,10 @@ class Scene:
     is_reader_removed: bool = False
     given_up: int = 0
     """Rows that were merged into a file that is lost."""
+    has_state: bool = False
+    """Whether the queue remembers its state."""
+    mirrors: list[tuple[int, dict[str, bytes] | int]] = field(default_factory=list)
+    """Ids of transactions that made the state equal to records, or to the state after the transaction with an id."""
 
     def copy(self) -> Scene:
         """Return a scene that may be changed, as this one is now."""
@@ -107,6 +114,7 @@ class Scene:
             {key: list(said) for key, said in self.committed.items()},
             list(self.lost_files),
             set(self.refused),
+            has_state=self.has_state,
         )
 
     @property
@@ -155,8 +163,31 @@ class Scene:
 
     def expected(self) -> dict[str, bytes]:
         """Return what a sink must hold in the end."""
-        newest = {key: max(said, key=lambda one: one[0])[1] for key, said in self.committed.items() if said}
-        return {key: value for key, value in newest.items() if value is not None}
+        return _state_of(self.entries())
+
+    def entries(self) -> list[tuple[int, str, Value]]:
+        """Return all that was committed, with what mirrors have added: id, key and value, by id."""
+        said = sorted(
+            [(number, {key: value}) for key, all_said in self.committed.items() for number, value in all_said]
+            + self.mirrors,
+            key=lambda one: one[0],
+        )
+        entries: list[tuple[int, str, Value]] = []
+        for number, what in said:
+            if (number, what) not in self.mirrors:
+                entries += [(number, key, value) for key, value in what.items()]
+                continue
+            before = _state_of(entries)
+            wanted = _state_of(one for one in entries if one[0] <= what) if isinstance(what, int) else what
+            changed = {key for key in before.keys() | wanted.keys() if before.get(key) != wanted.get(key)}
+            entries += [(number, key, wanted.get(key)) for key in sorted(changed)]
+        return entries
+
+
+def _state_of(entries: Iterable[tuple[int, str, Value]]) -> dict[str, bytes]:
+    """Return the newest value of each key that is not deleted."""
+    newest = {key: value for _, key, value in sorted(entries, key=lambda one: one[0])}
+    return {key: value for key, value in newest.items() if value is not None}
 
 
 def _nothing(scene: Scene, store: Store) -> None:
@@ -174,6 +205,7 @@ class Operation:
     """Errors that this operation, and others next to it, may meet."""
     subscriptions: tuple[str, ...] = ()
     """Subscriptions that the queue has at the start."""
+    needs_state: bool = False
 
 
 def load_value(scene: Scene, store: Store) -> None:
@@ -324,6 +356,44 @@ def remove_subscription(scene: Scene, store: Store) -> None:
     scene.is_reader_removed = True
 
 
+def mirror(scene: Scene, store: Store) -> None:
+    """Make the state equal to a data set: one record is changed, one is new, one is the same, others are gone."""
+    data = {"k": b"mirror", "n": b"mirror", "o": b"old"}
+    _ = store.identity
+    tx = begin(store, kind="long")
+    try:
+        tx.queue(QUEUE).mirror(list(data.items()), max_deletes=1.0, settle_timeout=0.001)
+        number = opened_by(tx).commit()
+    except BaseException as error:
+        opened_by(tx).abort(error)
+        raise
+    assert number is not None
+    scene.mirrors.append((number, data))
+
+
+def roll_back(scene: Scene, store: Store) -> None:
+    """Bring back the state after the first transaction."""
+    first = min(number for said in scene.committed.values() for number, _ in said)
+    ended = []
+    commit, own = OpenTransaction.commit, threading.get_ident()
+
+    def noted(opened: OpenTransaction) -> int | None:
+        number = commit(opened)
+        if threading.get_ident() == own:
+            ended.append(number)
+        return number
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OpenTransaction, "commit", noted)
+        store.state(QUEUE).rollback(to=first, settle_timeout=0.001)
+    scene.mirrors.append((ended[0], first))
+
+
+def merge_state(scene: Scene, store: Store) -> None:
+    """Merge files and rows of the state."""
+    compact(store.database, store.state(QUEUE).id, wanted=Candidates(least=2))
+
+
 def _expire(store: Store) -> None:
     with store.database.begin() as work:
         work.connection.execute(schema.lock.update().values(lease_ms=0))
@@ -349,6 +419,9 @@ OPERATIONS = {
         Operation("subscribe_first", first_subscription, answers=(HasSubscriptions,)),
         Operation("subscribe", another_subscription, subscriptions=("cache",)),
         Operation("unsubscribe", remove_subscription, answers=(UnknownQueue,), subscriptions=("doomed", "cache")),
+        Operation("mirror", mirror, needs_state=True),
+        Operation("roll_back", roll_back, needs_state=True),
+        Operation("compact_state", merge_state, some_files, needs_state=True),
     )
 }
 
@@ -368,13 +441,15 @@ class Theatre:
         self.stand, self.names = stand, list(names)
         self._variant = "+fence" * (guard == "fence") + "+statements" * every_statement
         self.operations = [OPERATIONS[name.removesuffix("2")] for name in names]
-        self._first = Scene(max((one.subscriptions for one in self.operations), key=len), guard)
+        subscriptions = max((one.subscriptions for one in self.operations), key=len)
+        self._first = Scene(subscriptions, guard, has_state=any(one.needs_state for one in self.operations))
         stand.build(self._fill)
         self.points = stand.points(every_statement=every_statement)
 
     def _fill(self, store: Store) -> None:
         scene = self._first
         options: dict[str, Any] = {"subscriptions": list(scene.subscriptions)} if scene.subscriptions else {}
+        options |= {"state": True} if scene.has_state else {}
         store.configure_queue(QUEUE, buckets=2, buckets_per_range=2, value="bytes", **options)
         store.configure_table("source", conflict="none")
         scene.commit(store, {"k": b"old", "o": b"old"})
@@ -450,7 +525,7 @@ class Audience:
             produced = report.written + report.stale + report.collapsed + report.rejected
             self._expect(report.read, report.acknowledged + report.dead + report.left, f"read: {report.line()}")
             self._expect(report.produced, produced, f"produced: {report.line()}")
-        entries = sum(len(said) for said in scene.committed.values()) - scene.given_up
+        entries = len(scene.entries()) - scene.given_up
         for reader in scene.readers:
             if self.store.queue(reader).first_load is None:  # it got all that was ever committed
                 acknowledged = sum(report.acknowledged for report in reports if report.queue == reader)
@@ -459,6 +534,8 @@ class Audience:
         said = sorted((one.queue, one.read, one.acknowledged, one.dead, one.left, one.stale) for one in reports)
         self.outcome = f"{said} {records}"
         self._clean_up()
+        if scene.has_state:
+            self._look_at_state()
         return self.wrong
 
     def _reports(self) -> list[DrainReport]:
@@ -496,16 +573,29 @@ class Audience:
     def _clean_up(self) -> None:
         """No file without a row, and no row that nobody needs."""
         if self.scene.is_reader_removed or any(self.store.queue(reader).older for reader in self.scene.readers):
+            if self.scene.has_state:
+                compact(self.store.database, self.store.state(QUEUE).id, older_layouts=True)
             maintain(self.store.database)  # ids of dead letters keep layouts open up to here
             for reader in self.scene.readers:
                 self.scene.drain(self.store, reader)
                 self._expect(self.store.queue(reader).older, (), f"{reader}: older layouts that stay open")
         for _ in range(2):
             if self._left():
-                vacuum_segments(self.store.database, grace_seconds=0.0, zombie_seconds=0.0)
+                kept = {"hidden_seconds": 0.0} if self.scene.has_state else {}  # no drain ends a merged file of a state
+                vacuum_segments(self.store.database, grace_seconds=0.0, zombie_seconds=0.0, **kept)
         self._expect(self._left(), [], "files and rows after the last clean-up")
 
+    def _look_at_state(self) -> None:
+        """The state is what sinks hold, also after it was trimmed."""
+        for when in ("", " after it was trimmed"):
+            found, expected = dict(self.store.state(QUEUE).scan()), self.scene.expected()
+            self._expect(found, expected, f"the state{when}")
+            maintain(self.store.database, patience=Patience(files=0.0))
+
     def _left(self) -> list[str]:
+        if self.scene.has_state:  # has all rows and files that hold a value
+            files = {str(path) for path in self.folder.rglob("*") if path.is_file()}
+            return sorted(files - set(self.store.bulk_files()))
         left = [str(path) for path in self.folder.rglob("*") if path.is_file()]
         with self.store.database.read() as work:
             prefix = prefix_of(work.connection)
