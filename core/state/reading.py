@@ -33,6 +33,8 @@ class StateContent:
     :param snapshot: what is seen.
     :param cut: entries with a greater sequence are not seen either.
     :param settled: an id up to which everything has ended that may add to the state.
+    :param loaded: sequence of the entries of the state's first load, each of which stands for an older one; 0 if none
+        was made.
     """
 
     database: Database
@@ -40,6 +42,7 @@ class StateContent:
     snapshot: Snapshot
     cut: int
     settled: int
+    loaded: int = 0
     is_ranked: bool = True
 
     def pages(self, within: Range) -> Iterator[Entries]:
@@ -193,8 +196,10 @@ class StateSource:
         settled = settled_snapshot(database, number)
         with database.read() as work:
             reader = find_state(work, queue.source)  # afterwards: it has all layouts of entries in the snapshot
+            loaded = queries.exports.first_load_seq(work, reader.number) or 0
         require_complete(reader)
-        yield StateContent(database, reader, settled, settled.read_pointer, settled.read_pointer)
+        cut = settled.read_pointer
+        yield StateContent(database, reader, settled, cut, cut, loaded)
 
 
 def require_complete(reader: Queue) -> None:

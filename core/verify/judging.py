@@ -7,6 +7,7 @@ entries that were pending in it, and the dead letters; the record; the sink's fl
   its rank, or a higher one (I7, I9).
 * A rank above the cut may be of an entry that was committed since. One above the new id is of no entry at all.
 * A tombstone at or below the floor may have been swept.
+* An entry of a first load stands for an older one of its key, whose own sequence it does not have.
 """
 
 from __future__ import annotations
@@ -32,6 +33,31 @@ ABSENT = Version(-1, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """The first loads of both sides, as sequences; 0 if there was none."""
+
+    of_reader: int = 0
+    """Sequence of the entries of the reader's last first load: of what was committed before it, one for each key."""
+    of_source: int = 0
+    """The same of the source. What its entries stand for has a lower sequence, which is not known."""
+    began: int = 0
+    """When the reader began, or its sink last lost its data: the sink may lack tombstones of older entries."""
+
+    def stand_for(self, expected: Version, found: Version) -> bool:
+        """Return whether a rank that is not the expected one may be of the same entry, because of a first load."""
+        if 0 < self.of_reader == found.rank >> 1 and expected.rank < found.rank:
+            return True
+        return self.is_unknown(expected.rank) and 0 <= found.rank < expected.rank
+
+    def is_unknown(self, rank: int) -> bool:
+        """Return whether the source does not know the own sequence of an entry."""
+        return 0 < self.of_source == rank >> 1
+
+
+NO_LOADS = Loads()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
     """All that is known about one record."""
 
@@ -48,6 +74,7 @@ class Sighting:
     """The highest rank among pending entries of the record or its key; None if there are none."""
     dead: int | None = None
     """The highest rank among dead letters of the record or its key; None if there are none."""
+    loads: Loads = NO_LOADS
     is_ranked: bool = True
     """Whether ranks can be compared."""
     is_confirmed: bool = False
@@ -63,6 +90,8 @@ def judge(seen: Sighting) -> Verdict:
     if seen.is_ranked and seen.found.rank >> 1 > seen.newest:
         return "ahead"
     least = expected.rank if seen.is_ranked else -1
+    if seen.loads.is_unknown(least):
+        least = seen.found.rank + 1
     if seen.queued is not None and seen.queued >= least:
         return "queued"
     if seen.dead is not None and seen.dead >= least:
@@ -71,12 +100,13 @@ def judge(seen: Sighting) -> Verdict:
 
 
 def _agree(seen: Sighting) -> bool:
-    expected, found = seen.expected, seen.found
+    expected, found, loads = seen.expected, seen.found, seen.loads
     if expected is None:
         return found.digest is None  # a tombstone of an entry that the source has forgotten
     if expected.digest is None and found == ABSENT:
-        return not seen.is_ranked or seen.floor >= expected.rank >> 1
-    if seen.is_ranked and found.rank != expected.rank:
+        seq = expected.rank >> 1
+        return not seen.is_ranked or seq <= seen.floor or seq < loads.began or loads.is_unknown(expected.rank)
+    if seen.is_ranked and found.rank != expected.rank and not loads.stand_for(expected, found):
         return False
     return found.digest == expected.digest or (seen.expires and found.digest is None)
 
@@ -86,12 +116,14 @@ def _ranked(seen: Sighting, expected: Version) -> Verdict:
     if found.rank > expected.rank:
         if found.rank >> 1 > seen.cut:
             return "younger"
-        return "extra" if seen.expected is None else "ahead"
+        if seen.expected is not None and not seen.loads.stand_for(expected, found):
+            return "ahead"
+        return _document(found, expected)
     if found == ABSENT:
         return "missing"
     if seen.expected is None:
         return "extra"
-    if found.rank < expected.rank:
+    if found.rank < expected.rank and not seen.loads.stand_for(expected, found):
         return "stale"
     return _document(found, expected)
 

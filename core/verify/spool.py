@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import xxhash
 
 from export_queue.core.sinks import StoredRecords
-from export_queue.core.verify.judging import Version
+from export_queue.core.verify.judging import NO_LOADS, Loads, Version
 
 CACHE_KIB = 64 << 10
 PAGE = 1000
@@ -37,12 +37,15 @@ SELECT target, id FROM (
   SELECT 0 AS side, target, id, rank, ifnull(digest, x'') AS digest FROM expected
   UNION ALL SELECT 1, target, id, rank, ifnull(digest, x'') FROM found)
 GROUP BY target, id
-HAVING NOT (count(*) = 2 AND sum(side) = 1 AND min(digest) = max(digest) AND (min(rank) = max(rank) OR NOT :ranked))
+HAVING NOT (count(*) = 2 AND sum(side) = 1 AND min(digest) = max(digest)
+            AND (min(rank) = max(rank) OR NOT :ranked
+                 OR (max(rank) >> 1 = :of_reader AND max(rank * side) = max(rank))
+                 OR (max(rank) >> 1 = :of_source AND max(rank * side) = min(rank))))
    AND NOT (min(side) = 1 AND max(digest) = x'')
-   AND NOT (max(side) = 0 AND max(digest) = x'' AND NOT :ranked)
+   AND NOT (max(side) = 0 AND max(digest) = x'' AND (NOT :ranked OR max(rank) >> 1 < :began))
 """
 """Records that are not the same on both sides. Tombstones of entries that the source has forgotten are not compared,
-nor are deleted records that a sink without ranks lacks."""
+nor are deleted records that a sink without ranks lacks. Ranks of first loads agree as :class:`Loads` says."""
 _DESCRIBE = """
 UPDATE candidate SET rank = e.rank, digest = e.digest, key = e.key, expires = e.expires
 FROM (SELECT target, id, max(rank) AS rank, digest, key, expires FROM {table}
@@ -148,12 +151,12 @@ class Spool:
         self._sql.execute("DELETE FROM waiting_key")
         self._sql.execute("DELETE FROM waiting_record")
 
-    def compare(self, *, is_ranked: bool, copies: bool) -> int:
+    def compare(self, *, is_ranked: bool, copies: bool, loads: Loads = NO_LOADS) -> int:
         """Find the candidates, and return their number. What is the same is forgotten.
 
         :param copies: whether the id of a record is the key of its entry.
         """
-        self._sql.execute(_COMPARE, {"ranked": is_ranked})
+        self._sql.execute(_COMPARE, {"ranked": is_ranked, **asdict(loads)})
         self._sql.execute(_DESCRIBE.format(table="expected"))
         self._sql.execute("DELETE FROM expected")
         self._sql.execute("DELETE FROM found")

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Unpack, cast
 
 from export_queue.core.callables import checked
@@ -22,11 +22,12 @@ from export_queue.core.drain import (
     opened_exporter,
 )
 from export_queue.core.errors import QueueBusy, SinkBindingError, SinkConfigurationError
-from export_queue.core.queue import Entries, Queue, Range, bucket, find_queue, find_reader, join_ranges
+from export_queue.core.queue import KEPT, Entries, Queue, Range, bucket, find_queue, find_reader, join_ranges
 from export_queue.core.sinks import FencedSink, ScannableSink, Sink, SinkSpec, StoredRecords, collapse, opened_sink
 from export_queue.core.sources import Content
-from export_queue.core.store import Database
-from export_queue.core.verify.judging import ABSENT, Sighting, Verdict, Version, judge
+from export_queue.core.state import StateContent
+from export_queue.core.store import Database, queries
+from export_queue.core.verify.judging import ABSENT, NO_LOADS, Loads, Sighting, Verdict, Version, judge
 from export_queue.core.verify.report import MOST_SAMPLES, Sample, VerifyReport
 from export_queue.core.verify.request import VerifyOptions, VerifyRequest, find_source
 from export_queue.core.verify.spool import NO_TARGET, Candidate, Spool, digest_of
@@ -141,6 +142,7 @@ class Comparison:
     sleep: Callable[[float], None]
     cut: int = 0
     is_ranked: bool = True
+    loads: Loads = NO_LOADS
     compared: int = 0
     scanned: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -153,7 +155,8 @@ class Comparison:
             self.spool.add_found(records)
             self.scanned += len(records)
             self._progress("sink", self.scanned)
-        if self.spool.compare(is_ranked=self.is_ranked, copies=self._copies):
+        self._read_loads()
+        if self.spool.compare(is_ranked=self.is_ranked, copies=self._copies, loads=self.loads):
             self._settle()
         return VerifyReport(
             queue=self.reader.id,
@@ -192,6 +195,7 @@ class Comparison:
         """Open the source, and make sure that the queue's buckets were not altered until it was read."""
         self._find_queue()
         with find_source(self.request.source).open(self.database, self.queue) as content:
+            self.loads = replace(self.loads, of_source=content.loaded if isinstance(content, StateContent) else 0)
             yield content
         layout = self.queue.layout
         self._find_queue()
@@ -199,6 +203,14 @@ class Comparison:
             raise QueueBusy(
                 f"the buckets of queue {self.queue.id!r} were altered while it was compared", hint="compare again"
             )
+
+    def _read_loads(self) -> None:
+        """Find the reader's first load and beginning; to be called after records were read, which may be of a load."""
+        with self.database.read() as work:
+            loaded = queries.exports.first_load_seq(work, self.reader.number) or 0
+            emptied = queries.acts.since(work, self.reader.id, KEPT, self.reader.number)
+        began = max((act["id"] for act in emptied), default=self.reader.number)
+        self.loads = replace(self.loads, of_reader=loaded, began=began)
 
     def _find_queue(self) -> None:
         with self.database.read() as work:
@@ -284,13 +296,14 @@ class Comparison:
                 for one, rank, document in zip(own, records.ranks, records.documents, strict=True):
                     found[one.number] = Version(rank, digest_of(document))
                 floors[target] = self._scannable.floor_of(self.spool.target(target))
+        self._read_loads()
         with self.database.connect() as connection:
             return found, floors, self.database.dialect.steps.draw(connection)
 
     def _judge(self, one: Candidate, found: Version, floor: int, newest: int) -> Verdict:
         was_settled = one.last is not None and self.cut >= one.last[2]
         if one.target == NO_TARGET:
-            return _refused(one, was_settled=was_settled)
+            return _refused(one, self.loads, was_settled=was_settled)
         if one.expected is None and self.spool.is_refused(one):
             return "same"  # counted with its key
         digest = None if one.expected is None else one.expected.digest
@@ -304,6 +317,7 @@ class Comparison:
                 floor=floor,
                 queued=one.queued,
                 dead=one.dead,
+                loads=self.loads,
                 is_ranked=self.is_ranked,
                 is_confirmed=was_settled and one.last is not None and one.last[:2] == (found, digest),
             )
@@ -341,9 +355,9 @@ class Comparison:
             self.on_progress(VerifyProgress(step, records))
 
 
-def _refused(one: Candidate, *, was_settled: bool) -> Verdict:
+def _refused(one: Candidate, loads: Loads, *, was_settled: bool) -> Verdict:
     """Decide about an entry that cannot be delivered: it is pending, a dead letter, or was dropped."""
-    rank = one.expected.rank if one.expected is not None else -1
+    rank = one.expected.rank if one.expected is not None and not loads.is_unknown(one.expected.rank) else -1
     if one.queued is not None and one.queued >= rank:
         return "queued"
     if one.dead is not None and one.dead >= rank:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from export_queue import (
     drain,
     verify,
 )
-from export_queue.core.sinks import CompositeSink
+from export_queue.core.sinks import CompositeSink, StoredRecords
 from export_queue.core.sources import FunctionSource
 from export_queue.core.verify import waiting
 
@@ -447,3 +447,111 @@ def test_the_state_of_a_queue_is_the_default_source(store: Store, memory: Memory
     drain(store, "orders", memory, sink_name="sink")
     report = verify(store, "orders", memory, sink_name="sink")
     assert (report.missing, report.differences, report.queued, report.younger) == (2, 2, 0, 0), report.lines()
+
+
+# --- first loads ------------------------------------------------------------------------------------------------------
+
+
+def load_state(store: Store, reader: str) -> None:
+    """Make the first load of a reader from the state of ``orders``."""
+    with store.first_load(reader) as first:
+        for key, value in store.state("orders").scan():
+            first.add(key, value)
+
+
+@pytest.fixture
+def remembered(store: Store) -> Store:
+    """A store with a queue ``orders`` with a state and a subscription, and entries, some of which are drained."""
+    store.configure_queue("orders", buckets=16, buckets_per_range=4, state=True, subscriptions=["sink"])
+    add(store, {f"r{n}": document(n) for n in range(20)})
+    drain(store, "orders/sink", MemorySink(), sink_name="old")
+    add(store, {f"r{n}": None for n in range(15, 20)})
+    return store
+
+
+def plant_five(store: Store, sink: MemorySink, reader: str) -> None:
+    """Plant one difference of each kind."""
+    ranks, documents = sink._contents.ranks, sink._contents.documents
+    for column in (ranks, documents):
+        column.pop(("orders", b"r0"))  # type: ignore[attr-defined]
+    ranks["orders", b"r1"] = 3
+    documents["orders", b"r2"] = b"{}"
+    ranks["orders", b"r16"], documents["orders", b"r16"] = ranks["orders", b"r4"], b"{}"
+    ranks["orders", b"r3"] += 10
+    report = verify(store, reader, sink, sink_name="sink")
+    found = (report.missing, report.stale, report.different, report.extra, report.ahead, report.differences)
+    assert found == (1, 1, 1, 1, 1, 5), report.lines()
+
+
+def test_a_reader_that_began_later_equals_the_state(remembered: Store, memory: MemorySink) -> None:
+    remembered.subscribe("orders", "late")
+    load_state(remembered, "orders/late")
+    assert verify(remembered, "orders/late", memory, sink_name="sink").queued == 15
+    drain(remembered, "orders/late", memory, sink_name="sink")
+    assert verify(remembered, "orders/late", memory, sink_name="sink").differences == 0
+    add(remembered, {"r5": document(55), "r6": None, "r17": document(17)})
+    report = verify(remembered, "orders/late", memory, sink_name="sink")
+    assert (report.differences, report.queued) == (0, 3), report.lines()
+    drain(remembered, "orders/late", memory, sink_name="sink")
+    assert verify(remembered, "orders/late", memory, sink_name="sink").differences == 0
+    memory._contents.ranks.pop(("orders", b"r6"))  # a tombstone of the subscription's own time
+    assert verify(remembered, "orders/late", memory, sink_name="sink").missing == 1
+    add(remembered, {"r6": None})
+    drain(remembered, "orders/late", memory, sink_name="sink")
+    plant_five(remembered, memory, "orders/late")
+
+
+def test_a_first_load_that_is_made_and_delivered_during_the_check_is_found(
+    remembered: Store, memory: MemorySink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered.subscribe("orders", "late")
+    assert verify(remembered, "orders/late", memory, sink_name="sink").missing == 15
+
+    def look_up(target: str, ids: Sequence[bytes]) -> StoredRecords:
+        monkeypatch.undo()
+        load_state(remembered, "orders/late")
+        drain(remembered, "orders/late", memory, sink_name="sink")
+        return memory.look_up(target, ids)
+
+    monkeypatch.setattr(memory, "look_up", look_up)
+    report = verify(remembered, "orders/late", memory, sink_name="sink")
+    assert (report.differences, report.younger) == (0, 0), report.lines()
+
+
+def test_a_new_sink_that_was_loaded_equals_the_state(remembered: Store, memory: MemorySink) -> None:
+    remembered.rebind("orders/sink", "sink")
+    load_state(remembered, "orders/sink")
+    drain(remembered, "orders/sink", memory, sink_name="sink")
+    assert verify(remembered, "orders/sink", memory, sink_name="sink").differences == 0
+    plant_five(remembered, memory, "orders/sink")
+
+
+def test_a_new_sink_to_which_all_was_added_again_equals_the_state(store: Store, memory: MemorySink) -> None:
+    store.configure_queue("orders", buckets=16, buckets_per_range=4, state=True)
+    add(store, {f"r{n}": document(n) for n in range(5)} | {"gone": None})
+    drain(store, "orders", MemorySink(), sink_name="old")
+    store.rebind("orders", "sink")
+    add(store, dict(store.state("orders").scan()))
+    drain(store, "orders", memory, sink_name="sink")
+    assert verify(store, "orders", memory, sink_name="sink").differences == 0
+
+
+def test_a_state_that_began_later_equals_the_sink(store: Store, memory: MemorySink) -> None:
+    store.configure_queue("orders", buckets=16, buckets_per_range=4)
+    add(store, {f"r{n}": document(n) for n in range(20)})
+    drain(store, "orders", memory, sink_name="sink")
+    add(store, {f"r{n}": None for n in range(15, 20)} | {"r4": document(44)})
+    store.alter_queue("orders", state=True)
+    with store.first_load(store.state("orders").id) as first:
+        for n in range(15):
+            first.add(f"r{n}", document(44 if n == 4 else n))
+    report = verify(store, "orders", memory, sink_name="sink")
+    assert (report.differences, report.queued) == (0, 6), report.lines()
+    add(store, {"r5": document(55), "r6": None})
+    drain(store, "orders", memory, sink_name="sink")
+    assert verify(store, "orders", memory, sink_name="sink").differences == 0
+    memory._contents.ranks.pop(("orders", b"r7"))
+    memory._contents.documents.pop(("orders", b"r7"))
+    memory._contents.documents["orders", b"r8"] = b"{}"
+    report = verify(store, "orders", memory, sink_name="sink")
+    assert (report.missing, report.different, report.differences) == (1, 1, 2), report.lines()
