@@ -122,7 +122,7 @@ SUBJECTS = {
     "state": "compactions exports queues states",
     "tables": "notifications queues",
     "transactions": "cleanup monitoring outcomes registrations reports",
-    "verify": "acts compactions",
+    "verify": "acts compactions exports",
 }
 """The subjects of the store's statements that each room uses. A room that needs another one is named here first."""
 
