@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import TYPE_CHECKING
 
 import xxhash
 
 from export_queue.core.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SEED = 42
 """The seed of Spark's ``xxhash64``, so that its native expression gives the same numbers (I8)."""
@@ -31,6 +36,23 @@ def hashes_of(keys: Iterable[bytes]) -> list[int]:
     """Compute the hashes of many keys; each modulo the number of buckets is the key's bucket."""
     digest, half, whole = xxhash.xxh64_intdigest, 1 << 63, 1 << 64
     return [(h - whole) if (h := digest(key, SEED)) >= half else h for key in keys]
+
+
+def hash_column(keys: pa.Array) -> pa.Array:
+    """Compute the hashes of a column of binary keys, as signed 64-bit numbers."""
+    import pyarrow as pa
+
+    digests = map(xxhash.xxh64_intdigest, keys.to_pylist(), repeat(SEED))
+    return pa.array(digests, pa.uint64(), size=len(keys)).view(pa.int64())
+
+
+def bucket_column(hashes: pa.Array, buckets: int) -> pa.Array:
+    """Compute the buckets of a column of hashes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rests = pc.subtract(hashes, pc.multiply(pc.divide(hashes, buckets), buckets))  # division rounds towards 0
+    return pc.if_else(pc.less(rests, 0), pc.add(rests, buckets), rests).cast(pa.int32())
 
 
 def buckets_of(keys: Iterable[bytes], buckets: int) -> list[int]:

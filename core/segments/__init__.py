@@ -4,7 +4,7 @@ A file is immutable and sorted by bucket, key and seq. It has a slice for each u
 Nothing of it counts before the transaction commits (I3). Rows of the store, not listings of folders, say what counts.
 """
 
-from export_queue.core.segments.adding import BulkWriter
+from export_queue.core.segments.adding import BulkWriter, is_as_stored
 from export_queue.core.segments.candidates import Candidates, UnitPlan, choose_candidates
 from export_queue.core.segments.catalogue import (
     begin_load,
@@ -20,20 +20,23 @@ from export_queue.core.segments.compaction import compact
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.falling_back import FellBack, fall_back
 from export_queue.core.segments.files import check_base, delete_files, load_pyarrow
+from export_queue.core.segments.gathering import merged, same_as_before, table_of, without_earlier
 from export_queue.core.segments.listing import ListedSegment, list_segments
 from export_queue.core.segments.mergers import Merge, Merged, Merger
 from export_queue.core.segments.merging import Chunk, Run, UnitReader
 from export_queue.core.segments.model import FileReport, Segment, Slice
 from export_queue.core.segments.one_entry import leave_one_entry
 from export_queue.core.segments.peek import peek
-from export_queue.core.segments.reading import RowGroup, row_groups
+from export_queue.core.segments.reading import RowGroup, batches_after, row_groups
 from export_queue.core.segments.vacuum import GRACE_SECONDS, HIDDEN_SECONDS, UnusedFile, Vacuumed, vacuum_segments
+from export_queue.core.segments.windows import BucketAndKey, windows
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
 
 __all__ = [
     "GRACE_SECONDS",
     "HIDDEN_SECONDS",
     "TARGET_BYTES",
+    "BucketAndKey",
     "BulkWriter",
     "Candidates",
     "Chunk",
@@ -55,6 +58,7 @@ __all__ = [
     "UnitReader",
     "UnusedFile",
     "Vacuumed",
+    "batches_after",
     "begin_load",
     "by_range",
     "check_base",
@@ -64,15 +68,21 @@ __all__ = [
     "delete_files",
     "fall_back",
     "give_up_file",
+    "is_as_stored",
     "leave_one_entry",
     "leave_out_drained",
     "list_segments",
     "load_pyarrow",
     "mark_done",
+    "merged",
     "peek",
     "row_groups",
+    "same_as_before",
     "stage_segments",
+    "table_of",
     "vacuum_segments",
     "waiting_segments",
+    "windows",
+    "without_earlier",
     "write_segments",
 ]

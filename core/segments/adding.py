@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from export_queue.core.errors import EntryError, ExportQueueError, InvalidArgument, StoreError
-from export_queue.core.queue import Queue, QueueWriter, hashes_of, queue_of
+from export_queue.core.queue import Queue, QueueWriter, bucket_column, hash_column, queue_of
 from export_queue.core.segments.catalogue import begin_load, stage_segments
 from export_queue.core.segments.files import delete_files, load_pyarrow
 from export_queue.core.segments.one_entry import remember_keys
@@ -58,18 +58,21 @@ class BulkWriter(QueueWriter):
             self._add_rows(keys.to_pylist(), values.to_pylist(), on_duplicate)
         return int(batch.num_rows)
 
-    def add_encoded(self, entries: Mapping[bytes, bytes | None], *, in_files: bool) -> None:
+    def add_encoded(self, batches: Sequence[pa.RecordBatch], *, in_files: bool) -> None:
         """Add entries whose keys and values are encoded and checked, and stage them.
 
+        :param batches: columns ``key`` and ``value``; no key comes twice.
         :param in_files: write files, in a long transaction; else add rows.
         """
-        if not in_files:
-            self._put(entries)
+        import pyarrow as pa
+
+        table = pa.Table.from_batches(batches).combine_chunks()
+        keys, values = (table[name].cast(pa.large_binary()).combine_chunks() for name in ("key", "value"))
+        if in_files:
+            self._write(keys, values, "error")
+        else:
+            self._put(dict(zip(keys.to_pylist(), values.to_pylist(), strict=True)))
             self._transaction.flush()
-            return
-        pa = load_pyarrow()
-        keys, values = (pa.array(list(found), pa.large_binary()) for found in (entries, entries.values()))
-        self._write(keys, values, "error")
 
     def _add_rows(self, keys: Sequence[bytes], values: Sequence[bytes | None], on_duplicate: OnDuplicate) -> None:
         if on_duplicate == "error" and len(set(keys)) < len(keys):
@@ -86,8 +89,8 @@ class BulkWriter(QueueWriter):
         base = begin_load(opened.database, opened)
         with opened.database.read() as work:  # the cached queue may be a minute old
             queue = queue_of(work, queue.id, opened.id)
-        hashes = hashes_of(keys.to_pylist())
-        buckets = pa.array([one % queue.buckets for one in hashes], pa.int32())
+        hashes = hash_column(keys)
+        buckets = bucket_column(hashes, queue.buckets)
         sortable = pa.table({"bucket": buckets, "key": keys})
         # Stable: the last of equal keys stays the last.
         order = pc.sort_indices(sortable, sort_keys=[("bucket", "ascending"), ("key", "ascending")])
@@ -107,7 +110,7 @@ class BulkWriter(QueueWriter):
             if not isinstance(error, StoreError):  # else they may be staged
                 delete_files(report.file for report in reports)
             raise
-        found = hashes if on_duplicate == "error" else list(set(hashes))
+        found = hashes if on_duplicate == "error" else pc.unique(hashes)
         remember_keys(opened, (report.file for report in reports), found)
 
 
@@ -154,7 +157,7 @@ def _encoded(queue: Queue, name: str, column: Any, encode: Callable[[Any, int], 
     """Encode a column as it is stored."""
     import pyarrow as pa
 
-    if _is_as_stored(column.type, queue.key if name == "key" else queue.value):
+    if is_as_stored(column.type, queue.key if name == "key" else queue.value):
         found = column.cast(pa.large_binary())
         if not isinstance(found, pa.ChunkedArray):
             return found
@@ -168,7 +171,7 @@ def _encoded(queue: Queue, name: str, column: Any, encode: Callable[[Any, int], 
     return pa.array(encoded, pa.large_binary())
 
 
-def _is_as_stored(kind: Any, codec: str) -> bool:
+def is_as_stored(kind: Any, codec: str) -> bool:
     """Return whether a codec stores values of a type unchanged."""
     import pyarrow.types as types
 

@@ -49,9 +49,10 @@ _OBJECT_STORES = 8
 """Maximum number of places whose connections a process keeps."""
 
 
-def load_pyarrow() -> Any:
+def load_pyarrow(what: str = "segments") -> Any:
     """Import pyarrow, which a plain install does not have.
 
+    :param what: who needs it, for the error.
     :raises InvalidArgument: it is not installed.
     """
     try:
@@ -59,7 +60,7 @@ def load_pyarrow() -> Any:
         import pyarrow.fs
         import pyarrow.parquet
     except ImportError as error:
-        raise InvalidArgument("segments need pyarrow, which is not installed", hint=NEEDED) from error
+        raise InvalidArgument(f"pyarrow is not installed, but needed for {what}", hint=NEEDED) from error
     return pyarrow
 
 

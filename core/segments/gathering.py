@@ -133,4 +133,4 @@ def table_of(chunks: Sequence[Entries]) -> pa.Table:
         )
         for one in chunks
     ]
-    return pa.Table.from_batches(batches)
+    return pa.Table.from_batches(batches, pa.schema(kinds))

@@ -59,13 +59,11 @@ def leave_one_entry(database: Database, transaction: int, known: KnownKeys = (),
 BEFORE_COMMIT.append(leave_one_entry)
 
 
-def remember_keys(opened: OpenTransaction, files: Iterable[str], hashes: Sequence[int]) -> None:
+def remember_keys(opened: OpenTransaction, files: Iterable[str], hashes: pa.Array) -> None:
     """Remember the hashes of all keys that this process has staged in files."""
-    import pyarrow as pa
-
     known = sum(len(found) for _, found in opened.known_keys)
     if known + len(hashes) <= MOST_HASHES:
-        opened.known_keys.append((frozenset(files), pa.array(hashes, pa.int64())))
+        opened.known_keys.append((frozenset(files), hashes))
 
 
 def _are_unique(segments: Sequence[Segment], known: KnownKeys) -> bool:

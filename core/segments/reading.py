@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from export_queue.core.queue import Position
+from export_queue.core.queue import Position, Range
 from export_queue.core.segments.model import Segment
 from export_queue.core.segments.verified_file import COLUMNS, VerifiedFile
+from export_queue.core.segments.windows import rows_before
 from export_queue.core.store import EntryKey
 
 if TYPE_CHECKING:
@@ -231,6 +232,22 @@ def row_group_tables(
                 found = file.metadata.row_group(i).column(0).statistics
                 if found is None or not found.has_min_max or (found.max >= first and found.min < end):
                     yield segment, file.table(i, columns)
+
+
+def batches_after(segment: Segment, within: Range, after: tuple[int, bytes] | None) -> Generator[pa.RecordBatch]:
+    """Read a segment that no drain takes from, one row group at a time, in the order of bucket, key and seq.
+
+    :param within: the buckets to read.
+    :param after: bucket and key after which to begin; None for the first bucket.
+    :returns: columns ``bucket``, ``key``, ``seq`` and ``value``.
+    :raises SegmentLost: the file is missing or damaged.
+    :raises SegmentUnavailable: it cannot be read now.
+    """
+    start = (within.first, b"") if after is None else (after[0], after[1] + b"\0")  # the next key that there may be
+    for _, table in row_group_tables([segment], COLUMNS, first=start[0], end=within.end):
+        for batch in table.combine_chunks().to_batches():
+            first, end = rows_before(batch, start), rows_before(batch, (within.end, b""))
+            yield batch.slice(first, end - first)
 
 
 def left_of(segment: Segment, table: pa.Table) -> pa.Table:

@@ -11,17 +11,33 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from export_queue.core.errors import InvalidArgument, SnapshotTooOld, StateIncomplete, UnknownQueue
-from export_queue.core.queue import Entries, Position, Queue, Range, bucket, buckets_of, find_state
-from export_queue.core.segments import UnitReader, waiting_segments
+from export_queue.core.queue import Entries, Position, Queue, Range, bucket, buckets_of, find_state, read_entries
+from export_queue.core.segments import (
+    BucketAndKey,
+    UnitReader,
+    batches_after,
+    load_pyarrow,
+    merged,
+    table_of,
+    waiting_segments,
+    windows,
+    without_earlier,
+)
 from export_queue.core.sources import EntrySpool, Row
 from export_queue.core.store import Database, Reading, queries
 from export_queue.core.transactions import Snapshot, settled_snapshot
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 PAGE_ROWS = 8192
 PAGE_BYTES = 8 << 20
+WINDOW_BYTES = 8 << 20
+_MOST_AT_ONCE = 32
+"""Segments of a unit that are merged as columns."""
 _LAST_SEQ = (1 << 63) - 1
 
 
@@ -76,6 +92,91 @@ class StateContent:
                 for row in zip(buckets, page.keys, page.seqs, page.values, strict=True):
                     if within.first <= row[0] < within.end:
                         yield row
+
+    def tables(self, within: Range) -> Iterator[pa.Table]:
+        """Read the same as columns ``bucket``, ``key``, ``seq`` and ``value``.
+
+        :raises InvalidArgument: pyarrow is not installed.
+        :raises SnapshotTooOld: former values that this reading needs have been deleted.
+        :raises SegmentLost: a file is missing or damaged.
+        """
+        load_pyarrow()
+        if self.reader.older:
+            yield from (table_of([page]) for page in self.pages(within) if page)
+            return
+        for unit in self.reader.layouts()[-1].units():
+            first, end = max(unit.first, within.first), min(unit.end, within.end)
+            if first < end:
+                yield from self._tables(Range(first, end, unit.layout))
+
+    def record_batches(self, within: Range, start: bytes = b"") -> Iterator[pa.RecordBatch]:
+        """Read the records as columns ``bucket``, ``key`` and ``value``, in the order of bucket and key.
+
+        :param within: buckets of the current layout.
+        :param start: beginning of the keys to read.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for table in self.tables(within):
+            found = table.drop_columns("seq")
+            if found["value"].null_count:
+                found = found.filter(found["value"].is_valid())
+            if start:
+                beginnings = pc.binary_slice(found["key"], 0, len(start))
+                found = found.filter(pc.equal(beginnings, pa.scalar(start, pa.binary())))
+            yield from found.combine_chunks().to_batches()
+
+    def _tables(self, within: Range) -> Iterator[pa.Table]:
+        """Read a part of a unit; see :meth:`_read` about segments that are replaced meanwhile."""
+        after: BucketAndKey | None = None
+        is_read = False
+        while not is_read:
+            with self.database.read() as work:
+                version = self._check(work)
+                segments = waiting_segments(work, self.reader, self.snapshot, within)
+            if len(segments) > _MOST_AT_ONCE:  # their row groups might not fit into memory
+                position = None if after is None else Position(*after, _LAST_SEQ)
+                for page in self._read(self.reader, within, after=position, until=None):
+                    yield table_of([page])
+                return
+            sources = [batches_after(one, within, after) for one in segments]
+            with contextlib.ExitStack() as stack:
+                for source in sources:
+                    stack.callback(source.close)
+                found = windows([*sources, self._rows(within, after)], _schema(), size=WINDOW_BYTES)
+                for parts in found:
+                    with self.database.read() as work:
+                        if self._check(work) != version:
+                            break  # segments were replaced: rows may have been missed
+                    table = _in_order(parts)
+                    after = table["bucket"][-1].as_py(), table["key"][-1].as_py()
+                    yield self._latest_of(table)
+                else:
+                    is_read = True
+
+    def _rows(self, within: Range, after: BucketAndKey | None) -> Iterator[pa.RecordBatch]:
+        at, is_last = None if after is None else Position(*after, _LAST_SEQ), False
+        while not is_last:
+            with self.database.read() as work:
+                found = read_entries(
+                    work, self.reader, self.snapshot, within, after=at, rows=PAGE_ROWS, size=PAGE_BYTES
+                )
+            is_last = found.is_last or not found
+            if found:
+                at = found.position(len(found) - 1)
+                yield from table_of([found]).to_batches()
+
+    def _latest_of(self, table: pa.Table) -> pa.Table:
+        """Leave out what is not seen, and what a later entry of its key replaces."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        seqs = pc.unique(table["seq"]).to_pylist()
+        hidden = [seq for seq in seqs if seq > self.cut or not self.snapshot.sees(seq)]
+        if hidden:
+            table = table.filter(pc.invert(pc.is_in(table["seq"], pa.array(hidden, pa.int64()))))
+        return without_earlier(table, ("bucket", "key"))
 
     def records(self, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the encoded keys and values of all records, in the order of the current buckets.
@@ -156,6 +257,16 @@ class StateContent:
         )
         of_key = {(found.buckets[i], keys[i]): i for i in seen}  # the last of each key stays
         return _chosen(found, list(of_key.values()))
+
+
+def _in_order(parts: Sequence[pa.Table]) -> pa.Table:
+    """Join what several sources have, each in order."""
+    some = [part for part in parts if part.num_rows]
+    return some[0].combine_chunks() if len(some) == 1 else merged(some)
+
+
+def _schema() -> pa.Schema:
+    return table_of([]).schema
 
 
 def _joined(page: Entries, others: Iterable[Row]) -> Entries:

@@ -12,16 +12,14 @@ from uuid import UUID
 from export_queue.core.errors import EntryError, InvalidArgument
 
 Columns = str | Sequence[str] | None
+NO_VALUE = "leave out what should be deleted: a mirror deletes what the data set does not have"
 
 
-def records_of(data: Any, *, key: Columns, value: Columns) -> Iterator[tuple[Any, Any]]:
-    """Yield key and value of each record of a data set.
+def parts_of(data: Any) -> Iterator[Any]:
+    """Yield the record batches and rows of a data set.
 
     :param data: an Arrow table, record batch or reader of batches; or an iterable of record batches, of mappings with
         the same names, or of pairs.
-    :param key: columns that make up the key; several become a JSON list. None: pairs, or columns ``key`` and ``value``.
-    :param value: one column, which is the value; several, which become a mapping. None: all columns.
-    :raises EntryError: a record lacks a column, or has no key.
     :raises InvalidArgument: the data is none of these.
     """
     is_arrow = hasattr(data, "to_batches") or hasattr(data, "to_pylist")
@@ -30,26 +28,36 @@ def records_of(data: Any, *, key: Columns, value: Columns) -> Iterator[tuple[Any
             f"data: expected an Arrow table or an iterable of rows, found {type(data).__name__}",
             hint="rows are mappings or pairs of key and value; for pandas pass pyarrow.Table.from_pandas(frame)",
         )
-    for row in _rows(data):
-        if isinstance(row, Mapping):
-            yield _record(row, key, value)
-        elif key is None and value is None and isinstance(row, Sequence) and not isinstance(row, str) and len(row) == 2:
-            yield row[0], row[1]
-        else:
-            wanted = "a mapping of column names to values" if key is not None else "a pair of key and value"
-            raise InvalidArgument(f"data: expected each row to be {wanted}, found {type(row).__name__}")
-
-
-def _rows(data: Iterable[Any]) -> Iterator[Any]:
     if hasattr(data, "to_batches"):
         data = data.to_batches()
     elif hasattr(data, "to_pylist"):
         data = [data]
     for part in data:
-        if hasattr(part, "to_pylist") and hasattr(part, "schema"):
-            yield from part.to_pylist()
+        if hasattr(part, "to_batches"):
+            yield from part.to_batches()
         else:
             yield part
+
+
+def is_batch(part: Any) -> bool:
+    """Return whether a part of a data set is a record batch."""
+    return hasattr(part, "to_pylist") and hasattr(part, "schema")
+
+
+def record_of(row: Any, key: Columns, value: Columns) -> tuple[Any, Any]:
+    """Return key and value of a row.
+
+    :param key: columns that make up the key; several become a JSON list. None: pairs, or columns ``key`` and ``value``.
+    :param value: one column, which is the value; several, which become a mapping. None: all columns.
+    :raises EntryError: the row lacks a column, or has no key.
+    :raises InvalidArgument: the row is neither a mapping nor a pair.
+    """
+    if isinstance(row, Mapping):
+        return _record(row, key, value)
+    if key is None and value is None and isinstance(row, Sequence) and not isinstance(row, str) and len(row) == 2:
+        return row[0], row[1]
+    wanted = "a mapping of column names to values" if key is not None else "a pair of key and value"
+    raise InvalidArgument(f"data: expected each row to be {wanted}, found {type(row).__name__}")
 
 
 def _record(row: Mapping[str, Any], key: Columns, value: Columns) -> tuple[Any, Any]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from export_queue.core.errors import InvalidArgument, SnapshotTooOld
-from export_queue.core.queue import Queue, find_queue, find_state
-from export_queue.core.state.mirror import MirrorOptions, MirrorReport, MirrorWriter, add_difference
+from export_queue.core.queue import Queue, Range, find_queue, find_state
+from export_queue.core.state.mirror import MirrorWriter, add_difference
+from export_queue.core.state.mirror_report import MirrorOptions, MirrorReport
 from export_queue.core.state.reading import StateContent, encoded_prefix, require_complete
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot, lowest_unfinished, take_snapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class State:
@@ -95,10 +99,11 @@ class State:
         with self._database.read() as work:
             queue = find_queue(work, self._reader().source)
 
-        def former(content: StateContent) -> Iterator[tuple[bytes, bytes]]:
+        def former(content: StateContent) -> Iterator[pa.RecordBatch]:
             cut = _cut(to, content.snapshot)
             self._require_loaded(content.reader, cut)
-            return replace(content, cut=cut).records(encoded_prefix(scope))
+            everything = Range(0, content.reader.buckets, content.reader.layout)
+            return replace(content, cut=cut).record_batches(everything, encoded_prefix(scope))
 
         opened = OpenTransaction(self._database, kind="long")
         try:
