@@ -245,7 +245,7 @@ def batches_after(segment: Segment, within: Range, after: tuple[int, bytes] | No
     """
     start = (within.first, b"") if after is None else (after[0], after[1] + b"\0")  # the next key that there may be
     for _, table in row_group_tables([segment], COLUMNS, first=start[0], end=within.end):
-        for batch in table.combine_chunks().to_batches():
+        for batch in table.to_batches():
             first, end = rows_before(batch, start), rows_before(batch, (within.end, b""))
             yield batch.slice(first, end - first)
 

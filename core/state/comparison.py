@@ -43,17 +43,15 @@ class ColumnComparison:
         schema = pa.schema({"bucket": pa.int32(), "key": pa.binary(), "value": pa.binary()})
         state = self.content.record_batches(within, self.start)
         for before, *now in windows([state, *self.data], schema, size=_WINDOW_BYTES):
-            yield from self._compared(before.combine_chunks(), self._joined(now))
+            yield from self._compared(before, self._joined(now))
 
     def _joined(self, parts: Sequence[pa.Table]) -> pa.Table:
         """Join what the runs of the data set have, and refuse a key that comes twice."""
         import pyarrow as pa
 
-        some = [part for part in parts if part.num_rows]
-        table = pa.concat_tables(some or parts[:1]).combine_chunks()
-        if len(some) > 1:
-            table = _sorted(table, ("bucket", "key"))
-        twice = same_as_before(table, ("bucket", "key")).index(True).as_py()
+        some = [part for part in parts if part.num_rows] or parts[:1]
+        table = some[0] if len(some) == 1 else _sorted(pa.concat_tables(some), ("bucket", "key"))
+        twice = same_as_before(table, ("key",)).index(True).as_py()
         if twice >= 0:
             raise EntryError(
                 f"key {self.content.reader.decode_key(table['key'][twice].as_py())!r} comes twice in the data set",
@@ -75,9 +73,9 @@ class ColumnComparison:
             yield from self._taken(now, {"new": every, "changed": none, "deleted": none})
         else:
             sides = [(side, pa.repeat(pa.scalar(at, pa.int8()), len(side))) for at, side in enumerate((before, now))]
-            both = pa.concat_tables([side.append_column("side", number) for side, number in sides]).combine_chunks()
+            both = pa.concat_tables([side.append_column("side", number) for side, number in sides])
             both = _sorted(both, ("bucket", "key", "side"))
-            same = same_as_before(both, ("bucket", "key"))
+            same = same_as_before(both, ("key",))
             is_now = pc.equal(both["side"], 1).combine_chunks()
             followed = pa.concat_arrays([same.slice(1), pa.array([False])])
             changed = pc.and_not(same, same_as_before(both, ("value",)))
@@ -113,4 +111,5 @@ class ColumnComparison:
 def _sorted(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     import pyarrow.compute as pc
 
+    table = table.combine_chunks()
     return table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in columns])).combine_chunks()

@@ -125,7 +125,7 @@ class StateContent:
             if start:
                 beginnings = pc.binary_slice(found["key"], 0, len(start))
                 found = found.filter(pc.equal(beginnings, pa.scalar(start, pa.binary())))
-            yield from found.combine_chunks().to_batches()
+            yield from found.to_batches()
 
     def _tables(self, within: Range) -> Iterator[pa.Table]:
         """Read a part of a unit; see :meth:`_read` about segments that are replaced meanwhile."""
@@ -176,7 +176,7 @@ class StateContent:
         hidden = [seq for seq in seqs if seq > self.cut or not self.snapshot.sees(seq)]
         if hidden:
             table = table.filter(pc.invert(pc.is_in(table["seq"], pa.array(hidden, pa.int64()))))
-        return without_earlier(table, ("bucket", "key"))
+        return without_earlier(table, ("key",))
 
     def records(self, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the encoded keys and values of all records, in the order of the current buckets.
@@ -262,7 +262,7 @@ class StateContent:
 def _in_order(parts: Sequence[pa.Table]) -> pa.Table:
     """Join what several sources have, each in order."""
     some = [part for part in parts if part.num_rows]
-    return some[0].combine_chunks() if len(some) == 1 else merged(some)
+    return some[0] if len(some) == 1 else merged(some)
 
 
 def _schema() -> pa.Schema:

@@ -81,7 +81,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-@settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=6, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_states_follow_data_in_any_form(kind: str, data: st.DataObject) -> None:
     keys, values = KINDS[kind]
@@ -131,7 +131,7 @@ def change(store: Store, data: st.DataObject, expected: dict[Any, Any]) -> None:
         del expected[key]
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=6, suppress_health_check=list(HealthCheck))
 @given(records=st.dictionaries(TEXTS, st.integers(0, 3), min_size=1, max_size=30), data=st.data())
 def test_a_key_that_comes_twice_is_named_whatever_the_form(records: dict[str, int], data: st.DataObject) -> None:
     twice = data.draw(st.sampled_from(list(records)))
