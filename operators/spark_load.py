@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from export_queue.core.arguments import mapping, required_text, text
+from export_queue.core.arguments import mapping, number_or_part, required_text, text
 from export_queue.core.errors import SparkJobFailed
 from export_queue.hooks import Described, ExportQueueHook, open_store
 from export_queue.hooks.once import TaskOnce, UnitOfWork
-from export_queue.hooks.rendered import Reader, name_or
+from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.hooks.tasks import task_name
 from export_queue.operators.spark_submission import SparkSubmission
 from export_queue.operators.terminal import terminal_errors_fail_at_once
@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 
 
 class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
-    """Add the rows of a DataFrame to a queue in one transaction, exactly once even if the task is retried.
+    """Add the rows of a DataFrame to a queue in one transaction, or make the queue's state equal to the DataFrame.
 
-    The transaction uses the task's name as its idempotency key. If an earlier try has committed, nothing is submitted
-    and the stored report is returned. If a driver outlives its task and commits later, the retry finds the commit.
-    After Airflow has accepted the task's success, clearing the task makes it run again.
+    With ``mode="append"`` each row becomes an entry, exactly once even if the task is retried. The transaction uses the
+    task's name as its idempotency key. If an earlier try has committed, nothing is submitted and the stored report is
+    returned. If a driver outlives its task and commits later, the retry finds the commit. After Airflow has accepted
+    the task's success, clearing the task makes it run again.
+
+    With ``mode="mirror"`` exactly the difference to the queue's state is added, deletes included. A retried or cleared
+    task mirrors again; if nothing has changed since, it adds nothing. The function is called when all older
+    transactions have ended.
 
     :param frame: the function that returns the DataFrame. It is called with the Spark session. Give an import path
         ``module:function`` that Spark's Python can import, or ``/path/script.py:function``. (templated)
@@ -38,6 +43,12 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
     :param key: column with keys. (templated)
     :param value: column with values; null deletes the record. (templated)
     :param latest_by: column that decides between rows with the same key: the highest value counts. (templated)
+    :param mode: ``append`` or ``mirror``. (templated)
+    :param scope: of a mirror: beginning of the keys that the DataFrame has all of. (templated)
+    :param max_deletes: of a mirror: the largest part of the records that may be deleted, from 0.0 to 1.0, or a whole
+        number of records; 0.2 by default. (templated)
+    :param dry_run: of a mirror: only report the difference.
+    :param settle_timeout: of a mirror: seconds to wait for older transactions to end; 60 by default.
     :param transaction_timeout: seconds after which the load can no longer commit; 24 hours.
     :param export_queue_conn_id: connection of the store. (templated)
     :param kwargs: arguments of :class:`~export_queue.operators.spark_submission.SparkSubmission`, for where and how
@@ -53,6 +64,9 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
         "key": name_or("key"),
         "value": name_or("value"),
         "latest_by": text,
+        "mode": name_or("append"),
+        "scope": text,
+        "max_deletes": optional(number_or_part, default=None),
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
@@ -68,6 +82,11 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
         key: str = "key",
         value: str = "value",
         latest_by: str | None = None,
+        mode: str = "append",
+        scope: str | None = None,
+        max_deletes: float | str | None = None,
+        dry_run: bool = False,
+        settle_timeout: float | None = None,
         transaction_timeout: float | None = None,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         name: str = "export-queue-load",
@@ -83,6 +102,12 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
         self.key = key
         self.value = value
         self.latest_by = latest_by
+        self.mode = mode
+        self.scope = scope
+        self.max_deletes: Any = max_deletes
+        # not ``dry_run``, which is a method of every operator
+        self.only_say = dry_run
+        self.settle_timeout = settle_timeout
         self.transaction_timeout = transaction_timeout
         self.export_queue_conn_id = export_queue_conn_id
 
@@ -94,7 +119,24 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
         self._idempotency_key = task_name(context)
         with terminal_errors_fail_at_once():
             self.read_arguments()
-            return self._load(context)
+            return self._mirror(context) if self.mode == "mirror" else self._load(context)
+
+    def _mirror(self, context: Context) -> dict[str, Any]:
+        # A key of its own for each try: a mirror is repeated, and the key only carries its report.
+        report_key = f"{self._idempotency_key}#{uuid.uuid4().hex}"
+        described = ExportQueueHook(self.export_queue_conn_id).describe()
+        with open_store(described) as store:
+            self._submit_load(context, store, described, report_key)
+            state = store.idempotency(report_key)
+            if not state.committed:
+                raise SparkJobFailed("the Spark driver ended without an error and without a report")
+        report: dict[str, Any] = state.result
+        for kind, found in report["samples"].items():
+            if found:
+                self.log.info("%s, for example: %s", kind, ", ".join(map(repr, found)))
+        counts = {name: report[name] for name in ("new", "changed", "deleted", "unchanged")}
+        self.log.info("%s: %s", report["queue"], ", ".join(f"{count} {name}" for name, count in counts.items()))
+        return report
 
     def _load(self, context: Context) -> dict[str, Any]:
         described = ExportQueueHook(self.export_queue_conn_id).describe()
@@ -108,7 +150,7 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
                     shlex.quote(self._idempotency_key),
                 )
             else:
-                self._submit_load(context, store, described)
+                self._submit_load(context, store, described, self._idempotency_key)
                 state = store.idempotency(self._idempotency_key)
             if not state.committed:
                 raise SparkJobFailed("the Spark driver ended without an error, but its transaction has not committed")
@@ -117,7 +159,7 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
         self.log.info("%d entries added by transaction %s", report["entries"], report["transaction"])
         return report
 
-    def _submit_load(self, context: Context, store: Store, described: Described[StoreSpec]) -> None:
+    def _submit_load(self, context: Context, store: Store, described: Described[StoreSpec], report_key: str) -> None:
         from export_queue.core.spark import LoadArguments, check_load, describe_load
 
         spec, variables, submitter = self._prepare_spark(described)
@@ -127,14 +169,20 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
             "key": self.key,
             "value": self.value,
             "latest_by": self.latest_by,
-            "idempotency_key": self._idempotency_key,
             "timeout": self.transaction_timeout,
+            "mode": self.mode,
+            "idempotency_key": report_key if self.mode == "append" else None,
+            "scope": self.scope,
+            "max_deletes": self.max_deletes,
+            "dry_run": self.only_say or None,
+            "settle_timeout": self.settle_timeout,
         }
         arguments = LoadArguments(
             store=spec,
             frame=self.frame,
             frame_arguments=self.frame_arguments or {},
-            options=options,
+            options={name: value for name, value in options.items() if value is not None},
+            report_key=None if self.mode == "append" else report_key,
             problem_key=f"{self._idempotency_key}#{uuid.uuid4().hex}",
             start_timeout=self.start_timeout,
             submitter=submitter,
@@ -145,6 +193,6 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
             store,
             describe_load(arguments),
             variables,
-            result=lambda: store.idempotency(self._idempotency_key).committed,
+            result=lambda: store.idempotency(report_key).committed,
             problem_key=arguments.problem_key,
         )

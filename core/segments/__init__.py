@@ -30,7 +30,7 @@ from export_queue.core.segments.peek import peek
 from export_queue.core.segments.reading import RowGroup, batches_after, row_groups
 from export_queue.core.segments.vacuum import GRACE_SECONDS, HIDDEN_SECONDS, UnusedFile, Vacuumed, vacuum_segments
 from export_queue.core.segments.windows import BucketAndKey, windows
-from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, write_segments
+from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, in_order, write_segments
 
 __all__ = [
     "GRACE_SECONDS",
@@ -68,6 +68,7 @@ __all__ = [
     "delete_files",
     "fall_back",
     "give_up_file",
+    "in_order",
     "is_as_stored",
     "leave_one_entry",
     "leave_out_drained",

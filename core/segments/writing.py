@@ -59,7 +59,7 @@ def write_segments(
         raise InvalidArgument(f"on_duplicate: expected error or keep_last, found {on_duplicate!r}")
     load_pyarrow()
     with _Files(base, store_id, transaction, name, target_bytes) as files:
-        for batch in _in_order(_checked(batches, name, max_value_bytes), name, on_duplicate):
+        for batch in in_order(_checked(batches, name, max_value_bytes), name, on_duplicate):
             for unit, part in by_unit(batch, buckets_per_range):
                 files.add(unit * buckets_per_range, (unit + 1) * buckets_per_range, part)
         return files.end()
@@ -157,8 +157,11 @@ def duplicate_key(name: str, key: bytes) -> EntryError:
     )
 
 
-def _in_order(batches: Iterable[pa.RecordBatch], name: str, on_duplicate: OnDuplicate) -> Iterator[pa.RecordBatch]:
-    """Check the order, and handle repeated keys."""
+def in_order(batches: Iterable[pa.RecordBatch], name: str, on_duplicate: OnDuplicate) -> Iterator[pa.RecordBatch]:
+    """Check the order of batches of entries, and handle repeated keys.
+
+    :raises EntryError: the entries are not sorted, or a key is repeated.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""The data source ``export_queue``: Spark's own interface for writing DataFrames.
+"""The data source ``export_queue``: Spark's own interface for writing DataFrames, and for reading states.
 
 Spark runs each call in its own process. The writer therefore holds plain values only, and each step opens the store:
 :meth:`ExportQueueDataSource.writer` begins a long transaction, tasks write files, and ``commit`` stages exactly the
@@ -6,6 +6,10 @@ reported files and commits the transaction. ``abort`` may be called while tasks 
 process died: it never undoes a commit and deletes no file.
 
 Rows arrive in the user's partitions. A task sorts them in runs of bounded size and writes one file per run.
+
+The mode ``overwrite`` mirrors. ``writer`` then also waits for older transactions. Tasks cannot compare, because Spark
+does not distribute rows for such a source: ``commit`` merges the files, compares them with the state, and writes and
+stages the difference.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -24,8 +29,9 @@ from export_queue.core.client import Store
 from export_queue.core.drain import Problem
 from export_queue.core.drivers import Driver, flag, seconds, text
 from export_queue.core.errors import AlreadyCommitted, ExportQueueError, InvalidArgument, RegistrationLost
-from export_queue.core.queue import buckets_of
+from export_queue.core.queue import buckets_of, find_state
 from export_queue.core.segments import FileReport, begin_load, write_segments
+from export_queue.core.spark.differences import FilePlace, StateSetup, mirror_files, require_layout
 from export_queue.core.spark.encoding import key_bytes, raw_keys, row_location, row_without_queue, value_bytes
 from export_queue.core.spark.job_commit import check_complete, report_of, stage_files
 from export_queue.core.spark.load_tasks import (
@@ -35,7 +41,9 @@ from export_queue.core.spark.load_tasks import (
     collect_files,
     delete_reported,
 )
+from export_queue.core.spark.state_reader import StateReader, columns_of
 from export_queue.core.spark.targets import Target, Targets
+from export_queue.core.state import MirrorOptions, settled_content
 from export_queue.core.store import StoreSpec, identity_of
 from export_queue.core.transactions import OpenTransaction, Transaction, outcome
 
@@ -44,11 +52,33 @@ RUN_BYTES = 64 << 20
 """Bytes of entries that a task sorts in memory."""
 _STORE = {"url": text, "schema": text, "secret": text, "behind_pooler": flag, "segments": text}
 _TARGET = {"queue": str, "queue_column": str, "key": str, "value": str}
-_OPTIONS = Driver(
-    "it",
-    {**_STORE, **_TARGET, "idempotency_key": str, "timeout": seconds},
-    refuses={"password": "give a reference to the password: option('secret', 'env:NAME')"},
+_REFUSED = {"password": "give a reference to the password: option('secret', 'env:NAME')"}
+_OPTIONS = Driver("it", {**_STORE, **_TARGET, "idempotency_key": str, "timeout": seconds}, refuses=_REFUSED)
+
+
+def _share(value: str) -> float:
+    try:
+        return int(value) if value.strip().isdigit() else float(value)
+    except ValueError:
+        raise ValueError("a part from 0 to 1 or a whole number") from None
+
+
+def _moment(value: str) -> datetime | int:
+    if value.strip().isdigit():
+        return int(value)
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError("a time such as 2026-01-31T12:00:00+01:00, or the id of a transaction") from None
+
+
+_MIRROR: dict[str, Any] = {"scope": str, "max_deletes": _share, "dry_run": flag, "settle_timeout": seconds}
+_MIRROR_OPTIONS = Driver(
+    "the mode overwrite",
+    {**_STORE, "queue": str, "key": str, "value": str, "timeout": seconds, **_MIRROR},
+    refuses=_REFUSED,
 )
+_READ_OPTIONS = Driver("a reading", {**_STORE, "queue": str, "as_of": _moment}, refuses=_REFUSED)
 
 log = logging.getLogger("export_queue.load")
 
@@ -61,49 +91,71 @@ class Settings:
     :param target: where rows go.
     :param idempotency_key: name of the unit of work.
     :param timeout: seconds after which the write can no longer commit.
+    :param mirror: how to compare the rows with the state; None adds them.
     """
 
     store: StoreSpec
     target: Target
     idempotency_key: str | None = None
     timeout: float | None = None
+    mirror: MirrorOptions | None = None
 
     @classmethod
-    def read(cls, options: Mapping[str, str]) -> Settings:
+    def read(cls, options: Mapping[str, str], *, overwrite: bool = False) -> Settings:
         """Read Spark's options, whose names ignore case and whose values are text.
 
         :raises InvalidArgument: an option is unknown, missing, or has a value that is not allowed.
         """
-        given = {name.lower(): value for name, value in options.items()}
-        found = _OPTIONS.read(given, where="format export_queue")
-        if "url" not in found:
-            raise InvalidArgument("format export_queue: expected the option 'url', the store's URL, found none")
-        return cls(
-            store=StoreSpec(**{name: found.pop(name) for name in _STORE if name in found}),
-            target=Target(**{name: found.pop(name) for name in _TARGET if name in found}),
-            **found,
-        )
+        store, found = _store_and_options(options, _MIRROR_OPTIONS if overwrite else _OPTIONS)
+        target = Target(**{name: found.pop(name) for name in _TARGET if name in found})
+        mirror = {name: found.pop(name) for name in _MIRROR if name in found}
+        return cls(store=store, target=target, mirror=MirrorOptions(**mirror) if overwrite else None, **found)
+
+
+def _store_and_options(options: Mapping[str, str], allowed: Driver) -> tuple[StoreSpec, dict[str, Any]]:
+    """Split Spark's options into the store and the others."""
+    given = {name.lower(): value for name, value in options.items()}
+    found = allowed.read(given, where="format export_queue")
+    if "url" not in found:
+        raise InvalidArgument("format export_queue: expected the option 'url', the store's URL, found none")
+    return StoreSpec(**{name: found.pop(name) for name in _STORE if name in found}), found
 
 
 class ExportQueueDataSource(DataSource):
-    """``df.write.format("export_queue")``, which can only write."""
+    """``df.write.format("export_queue")``, and ``spark.read.format("export_queue")`` for a queue's state."""
 
     @classmethod
     def name(cls) -> str:
         """Return the name of the format."""
         return NAME
 
+    def schema(self) -> t.StructType:
+        """Return the columns of a state."""
+        store, queue_id, _ = self._reading()
+        with contextlib.closing(store.open()) as database, database.read() as work:
+            identity_of(database)
+            return columns_of(find_state(work, queue_id))
+
+    def reader(self, schema: t.StructType) -> StateReader:
+        """Take the snapshot.
+
+        :raises InvalidArgument: an option is wrong, or the queue has no state.
+        """
+        return StateReader(*self._reading(), schema)
+
+    def _reading(self) -> tuple[StoreSpec, str, datetime | int | None]:
+        store, found = _store_and_options(self.options, _READ_OPTIONS)
+        if "queue" not in found:
+            raise InvalidArgument("format export_queue: expected the option 'queue', found none")
+        return store, found["queue"], found.get("as_of")
+
     def writer(self, schema: t.StructType, overwrite: bool) -> ExportQueueWriter:
         """Check the options and the columns, and begin the transaction.
 
-        :raises InvalidArgument: an option or a column is wrong, or the mode is not ``append``.
+        :param overwrite: whether to mirror.
+        :raises InvalidArgument: an option or a column is wrong.
         """
-        if overwrite:
-            raise InvalidArgument(
-                "format export_queue: expected the mode append, found overwrite: a write cannot remove entries",
-                hint='df.write.format("export_queue").mode("append")',
-            )
-        settings = Settings.read(self.options)
+        settings = Settings.read(self.options, overwrite=overwrite)
         with contextlib.closing(settings.store.open()) as database:
             identity = identity_of(database)
             targets = settings.target.find(database, schema, bulk=True)
@@ -115,12 +167,23 @@ class ExportQueueDataSource(DataSource):
                 return ExportQueueWriter(settings, targets, identity.store_id)
             try:
                 base = begin_load(database, opened)
+                state = _settled(opened, settings, targets)
                 targets = targets.laid_out_for(database, opened.id)
+                if state is not None:
+                    require_layout(state.reader, targets)
             except BaseException as error:
                 opened.abort(error)
                 raise
             value = opened.value.to_json()
-            return ExportQueueWriter(settings, targets, identity.store_id, base, value, opened.generation)
+            return ExportQueueWriter(settings, targets, identity.store_id, base, value, opened.generation, state)
+
+
+def _settled(opened: OpenTransaction, settings: Settings, targets: Targets) -> StateSetup | None:
+    """Wait for older transactions, if the write is a mirror; return the state that they have left."""
+    if settings.mirror is None:
+        return None
+    content = settled_content(opened, targets[settings.target.queue or ""], settings.mirror)
+    return StateSetup.of(content, settings.store)
 
 
 @dataclass(frozen=True)
@@ -142,6 +205,7 @@ class ExportQueueWriter(DataSourceArrowWriter):
     :param base: URL of the folder of all segments.
     :param transaction: the transaction as JSON; None if the idempotency key has committed already.
     :param generation: of the idempotency key.
+    :param state: what a mirror compares with.
     """
 
     def __init__(
@@ -152,9 +216,10 @@ class ExportQueueWriter(DataSourceArrowWriter):
         base: str = "",
         transaction: dict[str, Any] | None = None,
         generation: int = 1,
+        state: StateSetup | None = None,
     ) -> None:
         self.settings, self.targets, self.store_id = settings, targets, store_id
-        self.base, self.transaction, self.generation = base, transaction, generation
+        self.base, self.transaction, self.generation, self.state = base, transaction, generation, state
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         """Write the files of one task."""
@@ -191,10 +256,7 @@ class ExportQueueWriter(DataSourceArrowWriter):
                 told = [message.outcome for message in messages if isinstance(message, Message)]
                 outcomes = [Outcome.from_json(one) for one in told if one is not None]
                 check_complete(outcomes, len(messages))
-                files = collect_files(outcomes)
-                stage_files(opened, self.targets, files, share_keys=True)
-                report = report_of(opened.value.id, files)
-                opened.commit(report.to_dict())
+                line = self._stage(opened, collect_files(outcomes))
             except BaseException as error:
                 opened.abort(error)
                 if isinstance(error, AlreadyCommitted):
@@ -202,7 +264,26 @@ class ExportQueueWriter(DataSourceArrowWriter):
                 if isinstance(error, RegistrationLost) and outcome(database, opened.request).status == "committed":
                     return  # by an earlier call, whose process died before it could report
                 raise
-        log.info("%s", report.line())
+        log.info("%s", line)
+
+    def _stage(self, opened: OpenTransaction, files: dict[str, list[FileReport]]) -> str:
+        """Stage the files, or the difference of a mirror, and commit; return a line for the log."""
+        if self.state is None:
+            stage_files(opened, self.targets, files, share_keys=True)
+            report = report_of(opened.value.id, files)
+            opened.commit(report.to_dict())
+            return report.line()
+        assert self.settings.mirror is not None
+        begin_load(opened.database, opened)  # from now on, an abort deletes the files
+        queue = self.targets[self.settings.target.queue or ""]
+        place = FilePlace(self.base, self.store_id, opened.id, queue, "difference")
+        content = self.state.within(opened.database)
+        mirrored = mirror_files(content, files.get(queue.id, []), self.settings.mirror, place)
+        if mirrored.files:
+            stage_files(opened, self.targets, {queue.id: mirrored.files})
+        opened.commit()
+        delete_reported(files)
+        return mirrored.report.line()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Abort the transaction unless it has committed; clean-up deletes its files."""

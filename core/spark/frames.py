@@ -11,6 +11,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from export_queue.core.codecs import MAX_KEY_BYTES
+from export_queue.core.queue import Queue
 from export_queue.core.spark.encoding import row_location, row_without_queue
 from export_queue.core.spark.targets import Target, Targets
 
@@ -45,17 +46,45 @@ def sorted_entries(df: DataFrame, target: Target, targets: Targets, tasks: int) 
 
     :param tasks: number of tasks.
     """
-    hashed = f.xxhash64(f.col("key"))
-    fits = f.coalesce(f.octet_length("key").between(1, MAX_KEY_BYTES), f.lit(False))
-    bucket = f.when(fits, f.pmod(hashed, _buckets(targets, target))).otherwise(-1 - f.col("location"))
     # The bucket is a remainder of the whole hash, so the upper half of the hash is independent of it.
-    task = f.pmod(f.shiftrightunsigned(hashed, 32), f.lit(tasks)).cast("int")
-    # A separate step: the function numbers the rows of the step in which it is called.
-    placed = entry_columns(df, target).select("*", f.monotonically_increasing_id().alias("location"))
-    rows = placed.select("*", bucket.alias("bucket"), task.alias("task"))
+    task = f.pmod(f.shiftrightunsigned(f.xxhash64(f.col("key")), 32), f.lit(tasks)).cast("int")
+    rows = _with_buckets(df, target, _buckets(targets, target)).select("*", task.alias("task"))
     order = ["bucket", "key"] if target.queue_column is None else ["queue", "bucket", "key"]
     order += [] if target.latest_by is None else ["latest"]
     return rows.repartitionById(tasks, "task").select(*order, "value").sortWithinPartitions(*order)
+
+
+def rows_by_part(df: DataFrame, target: Target, queue: Queue, parts: int) -> DataFrame:
+    """Distribute rows over tasks by ranges of buckets, and sort the rows of each task by bucket and key.
+
+    Each task receives one more row, the first one, which has no bucket and has the number of its part as its key (see
+    :func:`numbered`). So every task runs, also if the frame has no rows for it.
+
+    :param queue: the queue of all rows.
+    :param parts: number of tasks.
+    """
+    bucket = f.col("bucket")
+    part = f.when(bucket < 0, 0).otherwise(f.floor(bucket * parts / queue.buckets)).cast("int")
+    rows = _with_buckets(df, target, f.lit(queue.buckets)).select("*", part.alias("part"))
+    kinds = {field.name: field.dataType for field in rows.schema.fields}
+    number = f.col("id").cast("string").cast(kinds["key"]).alias("key")
+    empty = [f.lit(None).cast(kind).alias(name) for name, kind in kinds.items() if name not in ("key", "part")]
+    firsts = df.sparkSession.range(0, parts, 1, 1).select(number, *empty, f.col("id").cast("int").alias("part"))
+    order = ["bucket", "key"] if target.latest_by is None else ["bucket", "key", "latest"]
+    together = rows.unionByName(firsts).repartitionById(parts, "part")
+    return together.select(*order, "value").sortWithinPartitions(*order)
+
+
+def numbered(batches: Iterable[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
+    """Return the number of a task's part, and its rows.
+
+    :param batches: the rows of a task of :func:`rows_by_part`.
+    """
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled)
+    assert first.column("bucket")[0].as_py() is None
+    rest = (batch for batch in itertools.chain([first.slice(1)], filled) if batch.num_rows)
+    return int(first.column("key")[0].as_py()), rest
 
 
 def location_of(batch: pa.RecordBatch, row: int) -> str:
@@ -94,6 +123,15 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
             raise row_without_queue(batch.column("key")[start].as_py())
         yield queue_id, batch.slice(start, count)
         start += count
+
+
+def _with_buckets(df: DataFrame, target: Target, buckets: Column) -> DataFrame:
+    """Add ``bucket`` to the columns of entries, and ``location``, the row's position in the DataFrame."""
+    fits = f.coalesce(f.octet_length("key").between(1, MAX_KEY_BYTES), f.lit(False))
+    bucket = f.when(fits, f.pmod(f.xxhash64(f.col("key")), buckets)).otherwise(-1 - f.col("location"))
+    # A separate step: the function numbers the rows of the step in which it is called.
+    placed = entry_columns(df, target).select("*", f.monotonically_increasing_id().alias("location"))
+    return placed.select("*", bucket.alias("bucket"))
 
 
 def _buckets(targets: Targets, target: Target) -> Column:

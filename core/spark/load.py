@@ -42,7 +42,7 @@ _UNKNOWN_BYTES = 1 << 50
 
 log = logging.getLogger("export_queue.load")
 
-__all__ = ["Target", "load_frame"]
+__all__ = ["Target", "check_frame", "count_tasks", "load_frame", "opened_store"]
 
 
 def load_frame(
@@ -56,10 +56,10 @@ def load_frame(
     timeout: float | None = None,
 ) -> LoadReport:
     """Add the rows of a frame; see :func:`export_queue.core.spark.write.write_transactional`."""
-    _check_frame(df)
+    check_frame(df)
     _check_choices(store, idempotency_key, tx, timeout, target.latest_by, transaction=transaction)
-    with _opened(store) as opened_store:
-        database = opened_store.database
+    with opened_store(store) as found:
+        database = found.database
         targets = target.find(database, df.schema, bulk=transaction)
         check_driver(["pandas", "export_queue.core.spark.load_tasks"])
         ask_executors(df.sparkSession.sparkContext, ["export_queue.core.spark.load_tasks"], [])
@@ -68,7 +68,7 @@ def load_frame(
             return add_plainly(df, store, target, targets)
         if tx is not None:
             opened = long_transaction(tx)
-            if identity_of(opened.database).store_id != opened_store.id:
+            if identity_of(opened.database).store_id != found.id:
                 raise InvalidArgument("tx is a transaction of another store than the one given")
             return _load(df, opened, target, targets)
         try:
@@ -99,7 +99,11 @@ def first_report(error: AlreadyCommitted) -> LoadReport:
         ) from error
 
 
-def _check_frame(df: DataFrame) -> None:
+def check_frame(df: DataFrame) -> None:
+    """Check that a frame is a batch of a classic session.
+
+    :raises InvalidArgument: it is not.
+    """
     if type(df).__module__.startswith("pyspark.sql.connect"):
         raise InvalidArgument(
             "expected a DataFrame of a classic session, found one of Spark Connect",
@@ -136,7 +140,8 @@ def _check_choices(
 
 
 @contextlib.contextmanager
-def _opened(store: Store | StoreSpec) -> Iterator[Store]:
+def opened_store(store: Store | StoreSpec) -> Iterator[Store]:
+    """Open a store, and check that it exists."""
     if isinstance(store, StoreSpec):
         with Store.open(store) as opened:
             _ = opened.identity
@@ -159,7 +164,7 @@ def _load(df: DataFrame, opened: OpenTransaction, target: Target, targets: Targe
 
 
 def _run(df: DataFrame, setup: LoadSetup, target: Target) -> list[Outcome]:
-    tasks = _count_tasks(df, df.sparkSession.sparkContext.defaultParallelism)
+    tasks = count_tasks(df, df.sparkSession.sparkContext.defaultParallelism)
     # Only one action: a second one would write all files again.
     found = collect_outcomes(
         sorted_entries(df, target, setup.targets, tasks),
@@ -173,7 +178,7 @@ def _run(df: DataFrame, setup: LoadSetup, target: Target) -> list[Outcome]:
     return outcomes
 
 
-def _count_tasks(df: DataFrame, cores: int) -> int:
+def count_tasks(df: DataFrame, cores: int) -> int:
     """Choose the number of tasks: one per core, more if a task would write several files, fewer for little data."""
     size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
     if size >= _UNKNOWN_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import runpy
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from export_queue.core.callables import check_runs, returned
-from export_queue.core.errors import ConfigurationError, InvalidArgument
+from export_queue.core.client import Store
+from export_queue.core.errors import AlreadyCommitted, ConfigurationError, InvalidArgument
 from export_queue.core.references import import_object
 from export_queue.core.spark.load_job import LoadArguments
 from export_queue.core.spark.start import start_deadline, start_spark
@@ -31,13 +33,22 @@ def run(arguments: LoadArguments) -> list[str]:
     with start_deadline(arguments.start_timeout):
         start_spark(f"export queue: load of {arguments.options.get('queue') or 'several queues'}")
         spark = SparkSession.builder.getOrCreate()
-    try:
-        frame = returned(function(spark, **arguments.frame_arguments), arguments.frame)
-    except ImportError as error:
-        raise ConfigurationError(f"{arguments.frame}: {error}", hint=_IMPORT_HINT) from error
-    if not isinstance(frame, DataFrame):
-        raise InvalidArgument(f"{arguments.frame}: expected a DataFrame, found {type(frame).__name__}")
-    write_transactional(frame, arguments.store, **arguments.options)
+
+    def frame() -> DataFrame:
+        try:
+            found = returned(function(spark, **arguments.frame_arguments), arguments.frame)
+        except ImportError as error:
+            raise ConfigurationError(f"{arguments.frame}: {error}", hint=_IMPORT_HINT) from error
+        if not isinstance(found, DataFrame):
+            raise InvalidArgument(f"{arguments.frame}: expected a DataFrame, found {type(found).__name__}")
+        return found
+
+    if arguments.report_key is None:
+        write_transactional(frame(), arguments.store, **arguments.options)
+    else:
+        report = write_transactional(frame, arguments.store, **arguments.options)
+        with contextlib.closing(Store(arguments.store.open())) as store, contextlib.suppress(AlreadyCommitted):
+            store.run(lambda tx: report.to_json(), idempotency_key=arguments.report_key)
     spark.stop()  # after an error, the end of the process stops it
     return []  # write_transactional has logged the report
 

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from export_queue.core.errors import ConfigurationError
+from export_queue.core.queue import find_state
 from export_queue.core.references import check_import_path
 from export_queue.core.segments import check_base
 from export_queue.core.spark.job import CONF, Job, JobArguments, describe
 from export_queue.core.spark.targets import Target
+from export_queue.core.spark.write import check_options
+from export_queue.core.state import require_complete
 from export_queue.core.store import Database
 
 
@@ -23,6 +26,7 @@ class LoadArguments(JobArguments):
         returns the DataFrame.
     :param frame_arguments: further arguments of that function, by name; values of JSON.
     :param options: arguments of :func:`~export_queue.core.spark.write.write_transactional`, by name.
+    :param report_key: of a mirror: the idempotency key whose result is its report.
     """
 
     kind: ClassVar[str] = "load"
@@ -33,6 +37,7 @@ class LoadArguments(JobArguments):
     frame: str
     frame_arguments: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    report_key: str | None = None
 
 
 def check_load(database: Database, arguments: LoadArguments, *, is_driver_here: bool) -> None:
@@ -47,6 +52,10 @@ def check_load(database: Database, arguments: LoadArguments, *, is_driver_here: 
     queues, refused = target.queues(database, bulk=True)
     if queues and len(refused) == len(queues):
         raise next(iter(refused.values()))
+    check_options(str(options.get("mode", "append")), options)
+    if options.get("mode") == "mirror" and target.queue is not None:
+        with database.read() as work:
+            require_complete(find_state(work, target.queue))
     check_base(database.segments)
     script, _, name = arguments.frame.rpartition(":")
     if not script.endswith(".py"):
@@ -58,5 +67,5 @@ def check_load(database: Database, arguments: LoadArguments, *, is_driver_here: 
 
 
 def describe_load(arguments: LoadArguments) -> Job:
-    """Describe the job of a load. Its report is the result of the idempotency key."""
+    """Describe the job of a load. Its report is the result of the idempotency key, or of a mirror's report key."""
     return describe(Job, arguments)

@@ -101,7 +101,7 @@ class State:
 
         def former(content: StateContent) -> Iterator[pa.RecordBatch]:
             cut = _cut(to, content.snapshot)
-            self._require_loaded(content.reader, cut)
+            _require_loaded(self._database, content.reader, cut)
             everything = Range(0, content.reader.buckets, content.reader.layout)
             return replace(content, cut=cut).record_batches(everything, encoded_prefix(scope))
 
@@ -119,24 +119,37 @@ class State:
             return find_state(work, self._queue_id)
 
     def _content(self, as_of: datetime | int | None) -> StateContent:
-        snapshot = take_snapshot(self._database)
-        reader = self._reader()  # afterwards: it has all layouts of entries in the snapshot
-        require_complete(reader)
-        cut, settled = _cut(as_of, snapshot), lowest_unfinished(self._database, snapshot, reader.number) - 1
-        if as_of is not None:
-            self._require_loaded(reader, cut)
-        return StateContent(self._database, reader, snapshot, cut, settled)
+        return read_state(self._database, self._queue_id, as_of=as_of)
 
-    def _require_loaded(self, reader: Queue, cut: int) -> None:
-        """Check that a state was complete at a cut."""
-        with self._database.read() as work:
-            loaded = queries.exports.first_load_seq(work, reader.number)
-        if loaded is not None and cut < loaded:
-            raise SnapshotTooOld(
-                f"the state of queue {self._queue_id!r} as of {cut}: expected an id from {loaded} on, that of its "
-                "first load, because it lacks older values",
-                hint="read a later one",
-            )
+
+def read_state(database: Database, queue_id: str, *, as_of: datetime | int | None = None) -> StateContent:
+    """Return the state of a queue at a new snapshot.
+
+    :param as_of: a former time or transaction.
+    :raises InvalidArgument: the queue has no state.
+    :raises StateIncomplete: the first load of the state is missing.
+    :raises SnapshotTooOld: as of that time the first load of the state had not been made.
+    """
+    snapshot = take_snapshot(database)
+    with database.read() as work:
+        reader = find_state(work, queue_id)  # afterwards: it has all layouts of entries in the snapshot
+    require_complete(reader)
+    cut, settled = _cut(as_of, snapshot), lowest_unfinished(database, snapshot, reader.number) - 1
+    if as_of is not None:
+        _require_loaded(database, reader, cut)
+    return StateContent(database, reader, snapshot, cut, settled)
+
+
+def _require_loaded(database: Database, reader: Queue, cut: int) -> None:
+    """Check that a state was complete at a cut."""
+    with database.read() as work:
+        loaded = queries.exports.first_load_seq(work, reader.number)
+    if loaded is not None and cut < loaded:
+        raise SnapshotTooOld(
+            f"the state of queue {reader.source!r} as of {cut}: expected an id from {loaded} on, that of its "
+            "first load, because it lacks older values",
+            hint="read a later one",
+        )
 
 
 def _cut(as_of: datetime | int | None, snapshot: Snapshot) -> int:

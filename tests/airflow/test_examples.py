@@ -95,6 +95,21 @@ def test_mirror_a_query(store_path: Path, run_dag: Any, connect: Any, tmp_path: 
     assert run.result("drain")["acknowledged"] == 1
 
 
+def test_mirror_a_dataframe(
+    store_path: Path, run_dag: Any, connect: Any, tmp_path: Path, spark_connection: None
+) -> None:
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+    run = run_dag(example("mirror_a_dataframe", "mirror_a_dataframe"))
+    assert run.state == "success"
+    report = run.result("mirror")
+    assert (report["new"], report["changed"], report["deleted"], report["unchanged"]) == (50, 0, 0, 0)
+    assert run.result("drain")["acknowledged"] == 50
+    assert run.result("verify")["differences"] == 0
+    again = run_dag(example("mirror_a_dataframe", "mirror_a_dataframe"))
+    assert (again.result("mirror")["new"], again.result("mirror")["unchanged"]) == (0, 50)
+    assert again.result("drain")["acknowledged"] == 0
+
+
 def test_compact_and_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
     connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
     run = run_dag(example("compact_and_drain", "compact_and_drain"))
@@ -228,6 +243,7 @@ def test_all_examples_run_together_on_one_store(
         "recount_and_publish",
         "mapped_drain",
         "local_drain",
+        "mirror_a_dataframe",
         "mirror_a_query",
         "nightly_verify",
         "react_to_changes",

@@ -94,6 +94,9 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
         "key": ("customer", "key"),
         "value": ("document", "value"),
         "latest_by": ("at", None),
+        "mode": ("mirror", "append"),
+        "scope": ("ch-", None),
+        "max_deletes": (0.5, None),
     },
     ExportQueueVerifyOperator: STORE
     | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}

@@ -80,7 +80,10 @@ def test_no_rows_are_no_entries(orders: Store, rows: Any, store_url: str) -> Non
         ({"key": "value"}, "codec str of keys: column 'value': expected string, found struct<n:bigint>"),
         ({"timeout": "soon"}, "option 'timeout': expected seconds above 0, found 'soon'"),
         ({"behind_pooler": "perhaps"}, "option 'behind_pooler': expected true or false, found 'perhaps'"),
-        ({"mode": "overwrite"}, "expected the mode append, found overwrite"),
+        ({"mode": "overwrite"}, "queue 'orders' has no state"),
+        ({"mode": "overwrite", "idempotency_key": "x"}, "unknown option 'idempotency_key'; the mode overwrite takes"),
+        ({"mode": "overwrite", "max_deletes": "all"}, "expected a part from 0 to 1 or a whole number, found 'all'"),
+        ({"scope": "x"}, "unknown option 'scope'"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_job(

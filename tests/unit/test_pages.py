@@ -21,7 +21,7 @@ from export_queue.testing import assert_converges
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-ELSEWHERE = {"clusters", "clusters-kubernetes", "clusters-yarn", "spark", "tutorial"}
+ELSEWHERE = {"clusters", "clusters-kubernetes", "clusters-yarn", "mirror-a-dataframe", "spark", "tutorial"}
 CLOSED_AT_THE_END = {"store": "close", "engine": "dispose"}
 
 
