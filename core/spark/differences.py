@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from export_queue.core.errors import ConfigurationError, EntryError
 from export_queue.core.queue import Queue, Range
-from export_queue.core.segments import FileReport, Segment, UnitReader, write_segments
-from export_queue.core.sources import EntrySpool, Row
+from export_queue.core.segments import FileReport, Segment, batches_after, write_segments
 from export_queue.core.spark.encoding import shown_key
 from export_queue.core.spark.targets import Targets
 from export_queue.core.state import (
     NO_VALUE,
-    Comparison,
+    ColumnComparison,
     Found,
     MirrorOptions,
     MirrorReport,
@@ -28,10 +26,6 @@ from export_queue.core.state import (
 )
 from export_queue.core.store import Database, StoreSpec, identity_of, layout_closed
 from export_queue.core.transactions import Snapshot
-
-_ROWS = 8192
-_BYTES = 8 << 20
-"""Most rows and bytes that are merged at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,35 +92,29 @@ class FilePlace:
     name: str
 
 
-class _Sorted:
-    """Records that come in the order of bucket and key."""
-
-    def __init__(self, rows: Iterator[Row]) -> None:
-        self._rows, self._next = rows, next(rows, None)
-
-    def between(self, after: tuple[int, bytes], last: tuple[int, bytes]) -> Iterator[Row]:
-        while self._next is not None and self._next[:2] <= last:
-            row, self._next = self._next, next(self._rows, None)
-            yield row
-
-
 def add_difference(
-    content: StateContent, records: Iterator[Row], within: Range, *, scope: bytes, place: FilePlace | None
+    content: StateContent,
+    sources: Sequence[Iterator[pa.RecordBatch]],
+    within: Range,
+    *,
+    scope: bytes,
+    place: FilePlace | None,
 ) -> tuple[Found, list[FileReport]]:
-    """Compare records with a part of the state, and write the difference into files. Memory is bounded.
+    """Compare entries with a part of the state, and write the difference into files. Memory is bounded.
 
-    :param records: in the order of bucket and key, one for each key, all within the part.
+    :param sources: together all entries within the part, each in the order of bucket and key.
     :param scope: beginning of the keys that are compared.
     :param place: where the files go; None only counts.
+    :raises EntryError: a key is in two sources; the error names it.
     """
-    comparison = Comparison(content, _Sorted(records), scope)
-    blocks = comparison.differences(within)
+    comparison = ColumnComparison(content, sources, scope)
+    batches = comparison.differences(within)
     if place is None:
-        for _ in blocks:
+        for _ in batches:
             pass
         return comparison.found, []
     files = write_segments(
-        map(_batch, blocks),
+        batches,
         base=place.base,
         store_id=place.store_id,
         transaction=place.transaction,
@@ -136,14 +124,10 @@ def add_difference(
     return comparison.found, files
 
 
-def _batch(block: Sequence[Row]) -> pa.RecordBatch:
-    buckets, keys, values = [row[0] for row in block], [row[1] for row in block], [row[3] for row in block]
-    columns = [pa.array(buckets, pa.int32()), pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
-    return pa.RecordBatch.from_arrays(columns, ["bucket", "key", "value"])
-
-
-def checked_rows(batches: Iterable[pa.RecordBatch], queue: Queue, within: Range, *, scope: bytes) -> Iterator[Row]:
-    """Yield the rows of batches of entries.
+def checked(
+    batches: Iterable[pa.RecordBatch], queue: Queue, within: Range, *, scope: bytes
+) -> Iterator[pa.RecordBatch]:
+    """Pass batches of entries on.
 
     :raises EntryError: a row has no value, or its key lies outside the scope; the error names it.
     """
@@ -161,7 +145,7 @@ def checked_rows(batches: Iterable[pa.RecordBatch], queue: Queue, within: Range,
         bounds = pc.min_max(buckets).as_py()
         if bounds["min"] < within.first or bounds["max"] >= within.end:
             raise AssertionError(f"expected rows of buckets {within}, found {bounds}")  # else they would be deleted
-        yield from zip(buckets.to_pylist(), keys.to_pylist(), repeat(0), values.to_pylist(), strict=False)
+        yield batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,49 +168,22 @@ def mirror_files(
     """
     queue, scope = place.queue, encoded_prefix(options.scope)
     whole = Range(0, queue.buckets, queue.layout)
-    with contextlib.closing(_merged(content, reports, place)) as batches:
-        records = checked_rows(batches, queue, whole, scope=scope)
-        place_of_files = None if options.dry_run else place
-        found, files = add_difference(content, records, whole, scope=scope, place=place_of_files)
+    sources = [checked(_entries(content, one, place), queue, whole, scope=scope) for one in reports]
+    found, files = add_difference(content, sources, whole, scope=scope, place=None if options.dry_run else place)
     report = found.report(content.reader, options)
-    if report.unchanged + report.new + report.changed < sum(one.entries for one in reports):
-        raise _repeated(content, reports, place)  # merging leaves one entry for each key
     if not options.dry_run:
         check_deletes(report, options)
     return Mirrored(report, files)
 
 
-def _repeated(content: StateContent, reports: Sequence[FileReport], place: FilePlace) -> EntryError:
-    """Find a key that is in two files, and return the error that names it."""
-    columns = ("bucket", "key", "value")
-    batches = (batch for report in reports for batch in _merged(content, [report], place))
-    with contextlib.closing(EntrySpool()) as spool:
-        rows = (zip(*(batch.column(name).to_pylist() for name in columns), strict=True) for batch in batches)
-        twice = spool.add(chain.from_iterable(rows))
-    return EntryError(
-        f"queue {place.queue.id!r}: key {shown_key(twice or b'', place.queue)} comes more than once in the DataFrame",
-        hint="keep one of its rows",
-    )
-
-
-def _merged(content: StateContent, reports: Sequence[FileReport], place: FilePlace) -> Generator[pa.RecordBatch]:
-    """Merge sorted files of a transaction."""
-    queue, transaction = place.queue, place.transaction
-    parts = [(report, part) for report in reports for part in report.slices]
-    segments = [
-        Segment.from_row({"transaction_id": transaction, "number": number, **report.columns(part, queue)})
-        for number, (report, part) in enumerate(parts)
-    ]
-    whole = Range(0, queue.buckets, queue.layout)
-    units = UnitReader(queue, content.snapshot, whole, segments, rows=_ROWS, size=_BYTES, has_rows=False)
-    with contextlib.closing(units):
-        while True:
-            with content.database.read() as work:
-                found = units.read(work).entries
-            if not found:
-                return
-            rows = zip(found.buckets, found.keys, found.seqs, found.values, strict=True)
-            yield _batch([*rows])
+def _entries(content: StateContent, report: FileReport, place: FilePlace) -> Iterator[pa.RecordBatch]:
+    """Read a file of a transaction."""
+    queue = place.queue
+    for number, part in enumerate(report.slices):
+        row = {"transaction_id": place.transaction, "number": number, **report.columns(part, queue)}
+        segment = Segment.from_row(row)
+        with contextlib.closing(batches_after(segment, segment.range, None)) as batches:
+            yield from (batch.select(["bucket", "key", "value"]) for batch in batches)
 
 
 def require_layout(reader: Queue, targets: Targets) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.queue import Entries, Queue
+from export_queue.core.queue import Queue
 from export_queue.core.spark.differences import StateSetup
 from export_queue.core.state import read_state
 from export_queue.core.store import StoreSpec
@@ -67,21 +67,17 @@ class StateReader(DataSourceReader):
         :raises SnapshotTooOld: values that the snapshot needs are deleted.
         """
         with self._state.opened() as content:
-            for page in content.pages(partition.value):
-                if page:
-                    yield _batch(page, content.reader)
+            for table in content.tables(partition.value):
+                for batch in table.filter(table["value"].is_valid()).to_batches():
+                    yield _decoded_batch(batch, content.reader)
 
 
-def _batch(page: Entries, queue: Queue) -> pa.RecordBatch:
-    rows = [row for row, value in enumerate(page.values) if value is not None]
-    key = _decoded([page.keys[row] for row in rows], queue.key)
-    value = _decoded([page.values[row] for row in rows], queue.value)
-    seq = pa.array([page.seqs[row] for row in rows], pa.int64())
-    return pa.RecordBatch.from_arrays([key, value, seq], ["key", "value", "seq"])
+def _decoded_batch(batch: pa.RecordBatch, queue: Queue) -> pa.RecordBatch:
+    key, value = _decoded(batch["key"], queue.key), _decoded(batch["value"], queue.value)
+    return pa.RecordBatch.from_arrays([key, value, batch["seq"]], ["key", "value", "seq"])
 
 
-def _decoded(stored: list[bytes | None], codec: str) -> pa.Array:
-    found = pa.array(stored, pa.binary())
+def _decoded(found: pa.Array, codec: str) -> pa.Array:
     kind = _TYPES.get(codec, _STORED)[1]
     try:
         return (found.cast(pa.string()) if codec == "int" else found).cast(kind)

@@ -6,19 +6,16 @@ from export_queue.core.state.mirror import MirrorWriter, settled_content
 from export_queue.core.state.mirror_report import Found, MirrorOptions, MirrorReport, check_deletes
 from export_queue.core.state.reading import StateContent, StateSource, encoded_prefix, require_complete
 from export_queue.core.state.records import NO_VALUE
-from export_queue.core.state.row_comparison import Comparison, SortedRecords
 from export_queue.core.state.state import State, read_state
 from export_queue.core.state.trimming import trim
 
 __all__ = [
     "NO_VALUE",
     "ColumnComparison",
-    "Comparison",
     "Found",
     "MirrorOptions",
     "MirrorReport",
     "MirrorWriter",
-    "SortedRecords",
     "State",
     "StateContent",
     "StateSource",

@@ -310,7 +310,7 @@ def test_an_overwrite_that_is_refused_leaves_nothing(
     before = files(folder)
     for data, message in (
         (frame({"k1": 1}), "MirrorRefused.*would delete 19 of 20 records"),
-        (frame(numbers(*range(20))).union(frame({"k3": 1})), "key 'k3' comes more than once"),
+        (frame(numbers(*range(20))).union(frame({"k3": 1})), "key 'k3' comes twice in the data set"),
     ):
         with pytest.raises(Exception, match="PYTHON_DATA_SOURCE_ERROR") as refused:
             overwrite(data)
