@@ -62,7 +62,9 @@ def gets(store: Store, folder: Path, keys: list[bytes], repeats: int) -> Iterato
     some = keys[:: max(1, len(keys) // GETS)]
     with contextlib.closing(sqlite3.connect(folder / "plain.db", isolation_level=None)) as plain:
         plain.execute("create table plain (key blob primary key, value blob) without rowid")
+        plain.execute("begin")
         plain.executemany("insert into plain values (?, ?)", ((key, _VALUE) for key in keys))
+        plain.execute("commit")
 
         def select(watch: Watch) -> None:
             with watch.running():
