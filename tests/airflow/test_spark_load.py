@@ -85,7 +85,7 @@ def test_arguments_are_templated_and_the_report_is_returned(airflow_store: Any, 
     assert key == f"spark_load/{run.run_id}/it"
     assert job["options"] == {
         "queue": "orders",
-        "queue_column": None,
+        "mode": "append",
         "key": "key",
         "value": "value",
         "latest_by": "at",
