@@ -92,7 +92,7 @@ class FilePlace:
     name: str
 
 
-def add_difference(
+def write_difference(
     content: StateContent,
     sources: Sequence[Iterator[pa.RecordBatch]],
     within: Range,
@@ -169,7 +169,7 @@ def mirror_files(
     queue, scope = place.queue, encoded_prefix(options.scope)
     whole = Range(0, queue.buckets, queue.layout)
     sources = [checked(_entries(content, one, place), queue, whole, scope=scope) for one in reports]
-    found, files = add_difference(content, sources, whole, scope=scope, place=None if options.dry_run else place)
+    found, files = write_difference(content, sources, whole, scope=scope, place=None if options.dry_run else place)
     report = found.report(content.reader, options)
     if not options.dry_run:
         check_deletes(report, options)

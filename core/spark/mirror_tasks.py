@@ -12,7 +12,7 @@ from export_queue.core.errors import ExportQueueError
 from export_queue.core.queue import Queue, Range
 from export_queue.core.segments import FileReport, in_order
 from export_queue.core.spark.carried_secrets import CarriedSecrets
-from export_queue.core.spark.differences import FilePlace, StateSetup, add_difference, checked
+from export_queue.core.spark.differences import FilePlace, StateSetup, checked, write_difference
 from export_queue.core.spark.frames import numbered
 from export_queue.core.spark.load_tasks import LoadSetup, Outcome, attempt_name, checked_for_repetition, encoded
 from export_queue.core.state import Found
@@ -56,7 +56,7 @@ class MirrorSetup:
             entries = (encoded(batch, queue) for batch in checked_for_repetition(rows, queue, load.latest_by))
             distinct = in_order(entries, name, "error" if load.latest_by is None else "keep_last")
             records = checked(distinct, queue, within, scope=self.scope)
-            found, files = add_difference(content, [records], within, scope=self.scope, place=place)
+            found, files = write_difference(content, [records], within, scope=self.scope, place=place)
         return found, {queue.id: files} if files else {}
 
 

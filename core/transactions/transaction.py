@@ -38,7 +38,6 @@ from export_queue.core.store import (
     StagedMeanwhile,
     StartCall,
     Version,
-    Work,
     Writes,
     identity_of,
     new_request,
@@ -383,8 +382,11 @@ class OpenTransaction:
         """
         own = self.value.id
 
-        def older(work: Work) -> list[int]:
-            return [] if mirrors is None else queries.registrations.note_mirror(work, own, mirrors)
+        def older() -> list[int]:
+            if mirrors is None:
+                return []
+            with self.database.begin() as work:
+                return queries.registrations.note_mirror(work, own, mirrors)
 
         snapshot = self._wait_for_older(retry, load, older)
         return Snapshot(own - 1, tuple(i for i in snapshot.excluded if i < own))
@@ -403,11 +405,16 @@ class OpenTransaction:
         """
         assert self._load is not None
         own, load = self.value.id, self._load
-        snapshot = self._wait_for_older(retry, load, lambda work: queries.registrations.older_loads(work, own, load))
+
+        def older() -> list[int]:
+            with self.database.read() as work:
+                return queries.registrations.older_loads(work, own, load)
+
+        snapshot = self._wait_for_older(retry, load, older)
         others = Snapshot(snapshot.read_pointer, tuple(i for i in snapshot.excluded if i != own))
         self._become(replace(self.value, snapshot=others))
 
-    def _wait_for_older(self, retry: Retry, load: int, replaced: Callable[[Work], list[int]]) -> Snapshot:
+    def _wait_for_older(self, retry: Retry, load: int, replaced: Callable[[], list[int]]) -> Snapshot:
         """Wait until every smaller id has ended, and return the snapshot that shows it.
 
         :param load: the reader whose first load, or whose entries, matter.
@@ -417,9 +424,7 @@ class OpenTransaction:
 
         def check() -> Snapshot:
             expire_if_due(self.database, seconds=self._seconds)
-            with self.database.begin() as work:
-                found = replaced(work)
-            for number in found:
+            for number in replaced():
                 self._session.call(self.database.dialect.steps.abort, kind="long", transaction=number)
             snapshot, unfinished = unfinished_below(self.database, own, load=load)
             if unfinished:
