@@ -22,7 +22,7 @@ from benchmarks.measuring import Figure, Watch, alternate, median_ratio
 from benchmarks.processor import ProcessorClock, no_server, of_server
 from export_queue import Candidates, MemorySink, Store, drain, verify
 from export_queue.core.segments import compact
-from export_queue.core.state import StateSource
+from export_queue.core.sources import StateSource
 
 _VALUE = b'{"name":"customer","city":"Oslo","total":1234567,"open":false,"note":"one hundred bytes of a document"}'
 _CODECS = {"key": "bytes", "value": "bytes"}

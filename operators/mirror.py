@@ -126,7 +126,7 @@ class ExportQueueMirrorOperator(RenderedTask):
             raise InvalidArgument("sql_conn_id: expected the connection of the query's database, found none")
 
     def _rows(self) -> Iterator[Any]:
-        from export_queue.core.state import rows_of_file, rows_of_query
+        from export_queue.core.sources import rows_of_file, rows_of_query
 
         if self.file is not None:
             from airflow.sdk import ObjectStoragePath

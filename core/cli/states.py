@@ -19,7 +19,8 @@ from export_queue.core.cli.entries import KeyHex, chosen_key
 from export_queue.core.cli.naming import database_of
 from export_queue.core.cli.options import QueueId, command, refuse_passwords
 from export_queue.core.client import Store
-from export_queue.core.state import MirrorReport, rows_of_file, rows_of_query
+from export_queue.core.sources import rows_of_file, rows_of_query
+from export_queue.core.state import MirrorReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,36 @@
-"""Sources: where the full content of a queue comes from, for verify and whatever else must know all records."""
+"""Sources: where the full content of a queue comes from, for first loads, verify and whatever else must know all
+records; and data sets of users as rows and records.
+"""
 
+from export_queue.core.sources.data_files import rows_of_file, rows_of_query
+from export_queue.core.sources.finding import STATE, AnySource, find_source, name_of_source, opened_content
 from export_queue.core.sources.function import FunctionSource
 from export_queue.core.sources.protocol import Content, Source
+from export_queue.core.sources.records import NO_VALUE, Columns, as_key, is_batch, parts_of, record_of
 from export_queue.core.sources.spool import EntrySpool, Row
+from export_queue.core.sources.state import StateContent, StateSource, encoded_prefix, require_complete
 
-__all__ = ["Content", "EntrySpool", "FunctionSource", "Row", "Source"]
+__all__ = [
+    "NO_VALUE",
+    "STATE",
+    "AnySource",
+    "Columns",
+    "Content",
+    "EntrySpool",
+    "FunctionSource",
+    "Row",
+    "Source",
+    "StateContent",
+    "StateSource",
+    "as_key",
+    "encoded_prefix",
+    "find_source",
+    "is_batch",
+    "name_of_source",
+    "opened_content",
+    "parts_of",
+    "record_of",
+    "require_complete",
+    "rows_of_file",
+    "rows_of_query",
+]

@@ -11,7 +11,7 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import Entries, Queue, Range, bucket
 from export_queue.core.sources.spool import EntrySpool, Row
 from export_queue.core.store import Database
-from export_queue.core.transactions import take_snapshot
+from export_queue.core.transactions import settled_snapshot
 
 PAGE_ROWS = 10_000
 PAGE_BYTES = 16 << 20
@@ -38,7 +38,7 @@ class FunctionSource:
         :raises InvalidArgument: the function yields a key twice, or something else than pairs.
         :raises EntryError: a key or a value does not fit the queue's codecs.
         """
-        cut = take_snapshot(database).low - 1
+        cut = settled_snapshot(database, queue.number).read_pointer
         with contextlib.closing(EntrySpool()) as spool:
             twice = spool.add(self._rows(queue))
             if twice is not None:

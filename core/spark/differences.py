@@ -12,18 +12,10 @@ import pyarrow.compute as pc
 from export_queue.core.errors import ConfigurationError, EntryError
 from export_queue.core.queue import Queue, Range
 from export_queue.core.segments import FileReport, Segment, batches_after, write_segments
+from export_queue.core.sources import NO_VALUE, StateContent, encoded_prefix
 from export_queue.core.spark.encoding import shown_key
 from export_queue.core.spark.targets import Targets
-from export_queue.core.state import (
-    NO_VALUE,
-    ColumnComparison,
-    Found,
-    MirrorOptions,
-    MirrorReport,
-    StateContent,
-    check_deletes,
-    encoded_prefix,
-)
+from export_queue.core.state import ColumnComparison, Found, MirrorOptions, MirrorReport, check_deletes
 from export_queue.core.store import Database, StoreSpec, identity_of, layout_closed
 from export_queue.core.transactions import Snapshot
 

@@ -11,10 +11,10 @@ from export_queue.core.errors import ConfigurationError
 from export_queue.core.queue import find_state
 from export_queue.core.references import check_import_path
 from export_queue.core.segments import check_base
+from export_queue.core.sources import require_complete
 from export_queue.core.spark.job import CONF, Job, JobArguments, describe
 from export_queue.core.spark.targets import Target
 from export_queue.core.spark.write import check_options
-from export_queue.core.state import require_complete
 from export_queue.core.store import Database
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from export_queue.core.client import Store, TransactionContext, long_transaction
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.segments import FileReport, begin_load
+from export_queue.core.sources import StateContent, encoded_prefix
 from export_queue.core.spark.action import collect_outcomes
 from export_queue.core.spark.carried_secrets import references
 from export_queue.core.spark.connecting import secrets_for
@@ -27,15 +28,7 @@ from export_queue.core.spark.load_tasks import LoadSetup, collect_files
 from export_queue.core.spark.masters import refuse_remote_sqlite
 from export_queue.core.spark.mirror_tasks import MirrorOutcome, MirrorSetup, mirror_task
 from export_queue.core.spark.targets import Target
-from export_queue.core.state import (
-    Found,
-    MirrorOptions,
-    MirrorReport,
-    StateContent,
-    check_deletes,
-    encoded_prefix,
-    settled_content,
-)
+from export_queue.core.state import Found, MirrorOptions, MirrorReport, check_deletes, settled_content
 from export_queue.core.store import StoreSpec, identity_of
 from export_queue.core.transactions import OpenTransaction
 

@@ -17,9 +17,8 @@ from export_queue.core.errors import EntryError
 from export_queue.core.json_text import NotJson
 from export_queue.core.queue import Queue
 from export_queue.core.segments import is_as_stored, load_pyarrow
+from export_queue.core.sources import NO_VALUE, Columns, as_key, encoded_prefix, is_batch, parts_of, record_of
 from export_queue.core.state.json_columns import json_objects, json_texts
-from export_queue.core.state.reading import encoded_prefix
-from export_queue.core.state.records import NO_VALUE, Columns, as_key, is_batch, parts_of, record_of
 from export_queue.core.state.sorted_spool import pieces_of
 
 if TYPE_CHECKING:

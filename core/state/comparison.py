@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from export_queue.core.errors import EntryError
 from export_queue.core.queue import Range
 from export_queue.core.segments import load_pyarrow, same_as_before, windows
+from export_queue.core.sources import StateContent
 from export_queue.core.state.mirror_report import SAMPLES, Found
-from export_queue.core.state.reading import StateContent
 
 if TYPE_CHECKING:
     import pyarrow as pa

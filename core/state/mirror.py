@@ -10,10 +10,10 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import Queue, Range, bucket_column, find_state, hash_column
 from export_queue.core.retry import Retry
 from export_queue.core.segments import BulkWriter, load_pyarrow
+from export_queue.core.sources import StateContent, encoded_prefix, require_complete
 from export_queue.core.state.columns import RecordEncoder
 from export_queue.core.state.comparison import ColumnComparison
 from export_queue.core.state.mirror_report import MirrorOptions, MirrorReport, check_deletes
-from export_queue.core.state.reading import StateContent, encoded_prefix, require_complete
 from export_queue.core.state.sorted_spool import BatchFile, SortedSpool
 from export_queue.core.transactions import OpenTransaction
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from export_queue.core.errors import InvalidArgument, SnapshotTooOld
 from export_queue.core.queue import Queue, Range, find_queue, find_state
+from export_queue.core.sources import StateContent, encoded_prefix, require_complete
 from export_queue.core.state.mirror import MirrorWriter, add_difference
 from export_queue.core.state.mirror_report import MirrorOptions, MirrorReport
-from export_queue.core.state.reading import StateContent, encoded_prefix, require_complete
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import OpenTransaction, Snapshot, lowest_unfinished, take_snapshot
 

@@ -1,7 +1,7 @@
 """Verify: compare what a sink holds with what it should hold, while producers and drains continue."""
 
 from export_queue.core.verify.report import Sample, VerifyReport
-from export_queue.core.verify.request import VerifyOptions, VerifyRequest, find_source
+from export_queue.core.verify.request import VerifyOptions, VerifyRequest
 from export_queue.core.verify.verification import VerifyProgress, verify, verify_as_requested
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "VerifyProgress",
     "VerifyReport",
     "VerifyRequest",
-    "find_source",
     "verify",
     "verify_as_requested",
 ]

@@ -1,19 +1,14 @@
-"""The parameters of a comparison, and the source that a name means."""
+"""The parameters of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypedDict, cast
+from typing import Any, Self, TypedDict
 
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.references import check_sink_name, import_object
-from export_queue.core.sources import FunctionSource, Source
-from export_queue.core.state import StateSource
-
-STATE = "state"
-"""The name of the state of the queue."""
-AnySource = str | Source | Callable[[], Iterable[tuple[Any, Any]]]
+from export_queue.core.references import check_sink_name
+from export_queue.core.sources import STATE, AnySource, find_source, name_of_source
 
 
 class VerifyOptions(TypedDict, total=False):
@@ -40,7 +35,7 @@ class VerifyRequest:
 
     queue_id: str
     sink_name: str
-    source: AnySource = "state"
+    source: AnySource = STATE
     exporter: object | None = None
     rounds: int = 6
 
@@ -65,26 +60,4 @@ class VerifyRequest:
     @property
     def source_name(self) -> str:
         """The source as text, for the report."""
-        if isinstance(self.source, str):
-            return self.source
-        return getattr(self.source, "__name__", type(self.source).__name__)
-
-
-def find_source(source: AnySource) -> Source:
-    """Return the source that a name or a function means. This is the only place where names are read.
-
-    :raises InvalidArgument: the name leads to nothing, or to something else than a source or a function.
-    """
-    found: object = source
-    hint = "name a function that yields the keys and values that the sink should have, or a source: module:name"
-    if source == STATE:
-        return StateSource()
-    if isinstance(source, str):
-        found = import_object(source, error=InvalidArgument, hint=hint)
-    if isinstance(found, type):
-        found = found()
-    if callable(getattr(found, "open", None)):
-        return cast(Source, found)
-    if callable(found):
-        return FunctionSource(found)
-    raise InvalidArgument(f"source: expected a source or a function, found {type(found).__name__}")
+        return name_of_source(self.source)

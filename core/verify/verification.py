@@ -21,15 +21,14 @@ from export_queue.core.drain import (
     load_exporter,
     opened_exporter,
 )
-from export_queue.core.errors import QueueBusy, SinkBindingError, SinkConfigurationError
+from export_queue.core.errors import SinkBindingError, SinkConfigurationError
 from export_queue.core.queue import KEPT, Entries, Queue, Range, bucket, find_queue, find_reader, join_ranges
 from export_queue.core.sinks import FencedSink, ScannableSink, Sink, SinkSpec, StoredRecords, collapse, opened_sink
-from export_queue.core.sources import Content
-from export_queue.core.state import StateContent
+from export_queue.core.sources import Content, StateContent, opened_content
 from export_queue.core.store import Database, queries
 from export_queue.core.verify.judging import ABSENT, NO_LOADS, Loads, Sighting, Verdict, Version, judge
 from export_queue.core.verify.report import MOST_SAMPLES, Sample, VerifyReport
-from export_queue.core.verify.request import VerifyOptions, VerifyRequest, find_source
+from export_queue.core.verify.request import VerifyOptions, VerifyRequest
 from export_queue.core.verify.spool import NO_TARGET, Candidate, Spool, digest_of
 from export_queue.core.verify.waiting import read_waiting
 
@@ -193,16 +192,9 @@ class Comparison:
     @contextlib.contextmanager
     def _content(self) -> Iterator[Content]:
         """Open the source, and make sure that the queue's buckets were not altered until it was read."""
-        self._find_queue()
-        with find_source(self.request.source).open(self.database, self.queue) as content:
+        with opened_content(self.database, self.reader.source, self.request.source) as (self.queue, content):
             self.loads = replace(self.loads, of_source=content.loaded if isinstance(content, StateContent) else 0)
             yield content
-        layout = self.queue.layout
-        self._find_queue()
-        if self.queue.layout != layout:
-            raise QueueBusy(
-                f"the buckets of queue {self.queue.id!r} were altered while it was compared", hint="compare again"
-            )
 
     def _read_loads(self) -> None:
         """Find the reader's first load and beginning; to be called after records were read, which may be of a load."""
@@ -211,10 +203,6 @@ class Comparison:
             emptied = queries.acts.since(work, self.reader.id, KEPT, self.reader.number)
         began = max((act["id"] for act in emptied), default=self.reader.number)
         self.loads = replace(self.loads, of_reader=loaded, began=began)
-
-    def _find_queue(self) -> None:
-        with self.database.read() as work:
-            self.queue = find_queue(work, self.reader.source)
 
     def _pages(self, content: Content, ranges: Iterable[Range]) -> Iterator[Entries]:
         for part in ranges:

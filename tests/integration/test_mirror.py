@@ -32,8 +32,9 @@ from export_queue import (
     drain,
 )
 from export_queue.core.segments import compact
-from export_queue.core.state import StateContent, trim
+from export_queue.core.sources import StateContent
 from export_queue.core.state import mirror as mirrors
+from export_queue.core.state import trim
 from export_queue.core.store import queries
 from export_queue.core.transactions import take_snapshot
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from export_queue import Candidates, EntryError, MirrorReport, Store
 from export_queue.core.segments import compact
-from export_queue.core.state import columns, comparison, mirror, reading, sorted_spool
+from export_queue.core.sources import state as reading
+from export_queue.core.state import columns, comparison, mirror, sorted_spool
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=3) | st.sampled_from(["a", "b", "é", '"', "a\x00"])
 BYTES = st.binary(min_size=1, max_size=2) | st.sampled_from([b"a", b"a\x00", b"\xff"])

@@ -26,7 +26,7 @@ from export_queue.core.segments import (
     windows,
     without_earlier,
 )
-from export_queue.core.sources import EntrySpool, Row
+from export_queue.core.sources.spool import EntrySpool, Row
 from export_queue.core.store import Database, Reading, queries
 from export_queue.core.transactions import Snapshot, settled_snapshot
 
