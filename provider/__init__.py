@@ -110,7 +110,7 @@ if TYPE_CHECKING:
         register_store,
         stale_rank,
     )
-    from export_queue.core.sources import Content, FunctionSource, Source
+    from export_queue.core.sources import Content, FirstLoadReport, FunctionSource, Source
     from export_queue.core.spark import (
         CompactJob,
         DrainJob,
@@ -172,6 +172,7 @@ __all__ = [
     "Fate",
     "FencedSink",
     "FirstLoad",
+    "FirstLoadReport",
     "FloorRecord",
     "FunctionSource",
     "HasSubscriptions",
@@ -283,7 +284,7 @@ _ROOMS = {
     "state": "MirrorReport State",
     "store": "Limits Outcome StoreSpec",
     "retry": "Retry",
-    "sources": "Content FunctionSource Source",
+    "sources": "Content FirstLoadReport FunctionSource Source",
     "transactions": "Level Participant Transaction",
     "verify": "VerifyReport verify",
 }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
 from export_queue.core.cli.console import Result, seq_time
+from export_queue.core.cli.naming import search_current_folder
 from export_queue.core.cli.options import Complete, QueueId, Who, command
 from export_queue.core.client import Store
+from export_queue.core.progress_bar import ProgressBar
 from export_queue.core.queue import Mark, Queue
 
 
@@ -178,6 +182,30 @@ def unsubscribe(
         "entries": lost.entries if lost else 0,
         "dead_letters": lost.dead_letters if lost else 0,
     }
+
+
+@command("first-load")
+def first_load(
+    subscription: Annotated[str, typer.Argument(metavar="QUEUE/NAME", help="id of the subscription")],
+    store: Store,
+    source: Annotated[
+        str,
+        typer.Option(help="state, or MODULE:NAME of a function that yields keys and values, or of a source"),
+    ] = "state",
+    settle_timeout: Annotated[float, typer.Option(min=0, help="seconds to wait for older transactions to end")] = 60.0,
+) -> Result:
+    """Add everything that was committed before a subscription existed, from a source. Repeat it if it was killed."""
+    search_current_folder()
+    console = Console(stderr=True)
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(ProgressBar(console, subscription)) if console.is_terminal else None
+        report = store.first_load(
+            subscription,
+            source=source,
+            settle_timeout=settle_timeout,
+            on_progress=None if bar is None else lambda entries: bar.show(done=entries, remark="entries"),
+        )
+    return Result(json=report.to_json(), lines=[report.line()])
 
 
 @command("waive-first-load")

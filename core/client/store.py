@@ -7,11 +7,11 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from export_queue.core import queue as stored
@@ -35,6 +35,7 @@ from export_queue.core.queue import Backlog, Discarded, Mark, Queue, QueuedEntry
 from export_queue.core.retry import Retry
 from export_queue.core.segments import Candidates, CompactionReport, compact, delete_aborted, peek
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec
+from export_queue.core.sources import AnySource, FirstLoadReport, find_source, load_from
 from export_queue.core.state import MirrorReport, State
 from export_queue.core.store import (
     DEFAULT_SCHEMA,
@@ -529,24 +530,68 @@ class Store:
         """
         stored.waive_first_load(self._checked, subscription, who=who or user_at_host())
 
-    @contextmanager
+    @overload
     def first_load(
         self, subscription: str, *, timeout: float | None = None, settle_timeout: float = 60.0
-    ) -> Iterator[FirstLoad]:
-        """Run a block that loads data from before a subscription existed, in its own long transaction.
+    ) -> AbstractContextManager[FirstLoad]: ...
 
-        The block reads a snapshot that contains every older transaction, and adds to this subscription only. Its
-        entries never overwrite newer ones. The commit completes the first load. If an older first load of the same
-        subscription is in progress, this one replaces it: the commit of the older one is refused.
+    @overload
+    def first_load(
+        self,
+        subscription: str,
+        *,
+        source: AnySource,
+        on_progress: Callable[[int], object] | None = None,
+        timeout: float | None = None,
+        settle_timeout: float = 60.0,
+    ) -> FirstLoadReport: ...
+
+    def first_load(
+        self,
+        subscription: str,
+        *,
+        source: AnySource | None = None,
+        on_progress: Callable[[int], object] | None = None,
+        timeout: float | None = None,
+        settle_timeout: float = 60.0,
+    ) -> AbstractContextManager[FirstLoad] | FirstLoadReport:
+        """Load data from before a subscription existed, in its own long transaction: from a source, or in a block.
+
+        ``store.first_load("airports/reports", source="state")`` adds the whole content of a source and returns a
+        report. Without a source, ``with store.first_load("airports/reports") as load:`` runs a block that adds entries.
+
+        Both read a snapshot that contains every older transaction, and add to this subscription only. The entries never
+        overwrite newer ones. The commit completes the first load. If an older first load of the same subscription is in
+        progress, this one replaces it: the commit of the older one is refused. So a load that was killed is repeated.
 
         :param subscription: id of the subscription, such as ``airports/reports``.
+        :param source: where the content comes from: ``"state"``, the state of the queue; a :class:`Source`, a function
+            that yields pairs of key and value, or the import path ``module:name`` of either.
+        :param on_progress: called repeatedly with the number of entries added so far.
         :param timeout: seconds until the commit is refused; 24 hours by default.
         :param settle_timeout: seconds to wait for older transactions to end.
         :raises InvalidArgument: the first load is not missing, or has been completed by another. A waived first load
-            can still be made.
+            can still be made. Or the source is wrong.
         :raises RegistrationLost: a newer first load of the subscription has replaced this one.
         :raises TransactionsInProgress: older transactions did not end in time; the error names them.
         """
+        loading = self._loading(subscription, timeout, settle_timeout)
+        if source is None:
+            return self._first_load_block(loading)
+        _ = find_source(source)  # a wrong name is refused before anything begins
+        with loading as (opened, reader):
+            return load_from(opened, reader, source, on_progress and checked(on_progress, "on_progress"))
+
+    @contextmanager
+    def _first_load_block(self, loading: AbstractContextManager[tuple[OpenTransaction, Queue]]) -> Iterator[FirstLoad]:
+        with loading as (opened, reader):
+            yield FirstLoad(self._context(opened), opened, reader)
+
+    @contextmanager
+    def _loading(
+        self, subscription: str, timeout: float | None, settle_timeout: float
+    ) -> Iterator[tuple[OpenTransaction, Queue]]:
+        """Run a block in the transaction of a first load."""
         with self._checked.read() as work:
             reader = stored.missing_load(work, subscription)
         opened = OpenTransaction(self.database, kind="long", timeout=timeout, load=reader.number)
@@ -554,7 +599,7 @@ class Store:
             opened.read_settled(Retry(attempts=None, seconds=settle_timeout, first_pause=0.02))
             with self.database.read() as work:
                 stored.missing_load(work, subscription)  # an older load may have committed during the wait
-            yield FirstLoad(self._context(opened), opened, reader)
+            yield opened, reader
             number = opened.id
             opened.commit()
         except BaseException as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args
 
 from export_queue.core.errors import EntryError, ExportQueueError, InvalidArgument, StoreError
@@ -58,6 +59,16 @@ class BulkWriter(QueueWriter):
             self._add_rows(keys.to_pylist(), values.to_pylist(), on_duplicate)
         return int(batch.num_rows)
 
+    @property
+    def has_place(self) -> bool:
+        """Whether entries can be added as files: the store has a place for them, and pyarrow is installed."""
+        return self._transaction.database.segments is not None and find_spec("pyarrow") is not None
+
+    def add_encoded_rows(self, entries: Mapping[bytes, bytes | None]) -> None:
+        """Add entries whose keys and values are encoded and checked as rows, and stage them."""
+        self._put(entries)
+        self._transaction.flush()
+
     def add_encoded(self, batches: Sequence[pa.RecordBatch], *, in_files: bool) -> None:
         """Add entries whose keys and values are encoded and checked, and stage them.
 
@@ -71,8 +82,7 @@ class BulkWriter(QueueWriter):
         if in_files:
             self._write(keys, values, "error")
         else:
-            self._put(dict(zip(keys.to_pylist(), values.to_pylist(), strict=True)))
-            self._transaction.flush()
+            self.add_encoded_rows(dict(zip(keys.to_pylist(), values.to_pylist(), strict=True)))
 
     def _add_rows(self, keys: Sequence[bytes], values: Sequence[bytes | None], on_duplicate: OnDuplicate) -> None:
         if on_duplicate == "error" and len(set(keys)) < len(keys):

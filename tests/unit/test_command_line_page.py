@@ -106,7 +106,8 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
     run("configure", "airports", "--subscription", "search")
     run("subscribe", "airports", "cache")
     run("waive-first-load", "airports/cache")
-    run("unsubscribe", "airports", "cache")
+    run("first-load", "airports/cache", "--source", f"{__name__}:delivered")
+    run("unsubscribe", "airports", "cache", "--discard")
     run("alter", "orders", "--max-value-bytes", "1000")
     run("configure-table", "totals")
     with Store.open(url) as store:

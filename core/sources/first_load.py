@@ -1,0 +1,117 @@
+"""Filling the first load of a subscription from a source, a part at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from export_queue.core.errors import InvalidArgument, TransactionsInProgress
+from export_queue.core.queue import Queue, Range
+from export_queue.core.segments import BulkWriter, load_pyarrow
+from export_queue.core.sources.finding import STATE, AnySource, name_of_source, opened_content
+from export_queue.core.sources.protocol import Content
+from export_queue.core.transactions import OpenTransaction
+
+_FILES_FROM = 50_000
+"""Entries from which they are added as files, if the store has a place for them."""
+_IN_A_FILE = 500_000
+_FILE_BYTES = 128 << 20
+"""Entries, and bytes of their keys and values, that are staged at once as files."""
+_ROWS_AT_ONCE = 10_000
+_ROWS_BYTES = 16 << 20
+"""The same for rows."""
+
+OnProgress = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstLoadReport:
+    """What the first load of a subscription has added."""
+
+    subscription: str
+    source: str
+    load: int
+    """The id of the transaction, and the sequence of the entries that it has added."""
+    entries: int
+    """Entries that were added, or that it shares with the state."""
+    shared: int = 0
+    """How many of them are in files of the state, which are shared and not copied."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object. The id is text, because it exceeds 2⁵³."""
+        return {**asdict(self), "load": str(self.load)}
+
+    def line(self) -> str:
+        """Summarise the load in one line."""
+        shared = f", {self.shared} of them in shared files" if self.shared else ""
+        return f"{self.subscription}: the first load has {self.entries} entries from {self.source}{shared}"
+
+
+def load_from(
+    opened: OpenTransaction, subscription: Queue, source: AnySource, on_progress: OnProgress | None = None
+) -> FirstLoadReport:
+    """Add the content of a source to a subscription, in its first load.
+
+    Entries that are deletes are added too: something older may be pending for the subscription.
+
+    :param opened: the transaction of the first load; all older transactions have ended.
+    :param source: where the content comes from; see :func:`find_source`.
+    :param on_progress: called repeatedly with the number of entries so far.
+    :raises InvalidArgument: the source is wrong, or the subscription is the state and the source too.
+    :raises TransactionsInProgress: a first load of the state has begun earlier and is not complete.
+    """
+    if subscription.is_state and source == STATE:
+        raise InvalidArgument(
+            f"first load of {subscription.id!r}: expected another source, found the state itself",
+            hint="name a table of the store, a SQL query, or a function that yields keys and values",
+        )
+    with opened_content(opened.database, subscription.source, source) as (queue, content):
+        if content.cut < opened.id - 1:
+            raise TransactionsInProgress(
+                f"first load of {subscription.id!r}: the source has what was committed up to {content.cut}, and must "
+                f"have everything before {opened.id}: an older first load of the state is in progress",
+                hint="repeat it when that load has ended",
+            )
+        writer = BulkWriter(opened, subscription)
+        entries = _add_all(writer, _entries(content, queue), on_progress or (lambda _: None))
+    return FirstLoadReport(subscription=subscription.id, source=name_of_source(source), load=opened.id, entries=entries)
+
+
+def _entries(content: Content, queue: Queue) -> Iterator[tuple[bytes, bytes | None]]:
+    for page in content.pages(Range(0, queue.buckets, queue.layout)):
+        yield from zip(page.keys, page.values, strict=True)
+
+
+def _add_all(writer: BulkWriter, entries: Iterable[tuple[bytes, bytes | None]], on_progress: OnProgress) -> int:
+    """Add entries with different keys as rows; as files, if they are many and there is a place."""
+    has_files = writer.has_place
+    most, most_bytes = (_FILES_FROM, _FILE_BYTES) if has_files else (_ROWS_AT_ONCE, _ROWS_BYTES)
+    block: dict[bytes, bytes | None] = {}
+    size = added = 0
+    for key, value in entries:
+        block[key] = value
+        size += len(key) + len(value or b"")
+        if len(block) >= most or size >= most_bytes:
+            _add(writer, block, in_files=has_files)
+            added += len(block)
+            on_progress(added)
+            block, size = {}, 0
+            most = _IN_A_FILE if has_files else most
+    rows = list(block.items())
+    if added and has_files and rows:
+        _add(writer, block, in_files=True)
+    else:
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            writer.add_encoded_rows(dict(rows[start : start + _ROWS_AT_ONCE]))
+    on_progress(added + len(rows))
+    return added + len(rows)
+
+
+def _add(writer: BulkWriter, block: Mapping[bytes, bytes | None], *, in_files: bool) -> None:
+    if not in_files:
+        writer.add_encoded_rows(block)
+        return
+    pa = load_pyarrow()
+    columns = [pa.array(list(found), pa.binary()) for found in (block, block.values())]
+    writer.add_encoded([pa.RecordBatch.from_arrays(columns, names=["key", "value"])], in_files=True)
