@@ -28,6 +28,7 @@ from export_queue.core.segments.model import FileReport, Segment, Slice
 from export_queue.core.segments.one_entry import leave_one_entry
 from export_queue.core.segments.peek import peek
 from export_queue.core.segments.reading import RowGroup, batches_after, row_groups
+from export_queue.core.segments.sharing import Shared, share_state
 from export_queue.core.segments.vacuum import GRACE_SECONDS, HIDDEN_SECONDS, UnusedFile, Vacuumed, vacuum_segments
 from export_queue.core.segments.windows import BucketAndKey, windows
 from export_queue.core.segments.writing import TARGET_BYTES, OnDuplicate, in_order, write_segments
@@ -52,6 +53,7 @@ __all__ = [
     "RowGroup",
     "Run",
     "Segment",
+    "Shared",
     "Slice",
     "UnitCompacted",
     "UnitPlan",
@@ -79,6 +81,7 @@ __all__ = [
     "peek",
     "row_groups",
     "same_as_before",
+    "share_state",
     "stage_segments",
     "table_of",
     "vacuum_segments",

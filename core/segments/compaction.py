@@ -139,7 +139,7 @@ class Compaction(Replacement):
                 merged.append(
                     queries.compactions.Merged(
                         segment=(merge.transaction, number),
-                        columns=file.columns(part, target, lowest_seq=unit.lowest_seq),
+                        columns=file.columns(part, target, lowest_seq=unit.lowest_seq, highest_seq=unit.highest_seq),
                         row_entries=unit.rows,
                         coalesced=unit.coalesced,
                     )

@@ -40,6 +40,7 @@ class ReplacedUnit:
     last_row: Position | None = None
     """All visible rows between these positions were read."""
     lowest_seq: int = 0
+    highest_seq: int = 0
     coalesced: int = 0
     """Entries that a later one of their key replaces."""
 
@@ -113,6 +114,8 @@ class Merge:
                     first_row=chunks[0].position(0) if chunks else None,
                     last_row=chunks[-1].position(len(chunks[-1]) - 1) if chunks else None,
                     lowest_seq=min(lowest),
+                    # A first load is not exported while something is pending that stands for it.
+                    highest_seq=max((one.highest_seq for one in plan.segments), default=0),
                     coalesced=found.num_rows - table.num_rows,
                 )
             )

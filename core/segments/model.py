@@ -60,12 +60,13 @@ class FileReport:
         return sum(part.entries for part in self.slices)
 
     def columns(
-        self, part: Slice, queue: Queue, *, lowest_seq: int | None = None, add_order: int = 0
+        self, part: Slice, queue: Queue, *, lowest_seq: int | None = None, highest_seq: int = 0, add_order: int = 0
     ) -> dict[str, Any]:
         """Return the columns of the segment that one slice is, without its own transaction and number.
 
         :param queue: the queue in the layout of the file.
         :param lowest_seq: a lower sequence that the segment stands for.
+        :param highest_seq: a higher one.
         :param add_order: position among everything that one transaction adds; 0 for what was committed before.
         """
         return {
@@ -82,7 +83,7 @@ class FileReport:
             "entries": part.entries,
             "bytes": part.bytes,
             "lowest_seq": part.lowest_seq if lowest_seq is None else min(lowest_seq, part.lowest_seq),
-            "highest_seq": part.highest_seq,
+            "highest_seq": max(highest_seq, part.highest_seq),
             "add_order": add_order,
             "largest_value": part.largest_value,
         }
@@ -115,6 +116,8 @@ class Segment:
     add_order: int = 0
     """Of two entries of a key in one transaction, the one with the higher order counts."""
     largest_value: int = 0
+    written_by: int | None = None
+    """The transaction that wrote its file, if it is another one."""
     done: tuple[tuple[EntryKey, EntryKey], ...] = ()
     """The parts that its reader has drained: first and last entry of each, ascending."""
 

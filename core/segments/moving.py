@@ -70,11 +70,17 @@ class Move(Replacement):
         names = [name for plan in plans for name in plan.names]
         # They count as no younger than the segments that may replace them again.
         lowest = min((segment.lowest_seq for plan in plans for segment in plan.segments), default=0)
+        highest = max((segment.highest_seq for plan in plans for segment in plan.segments), default=0)
         numbers = count(1)
         new = [
             queries.compactions.Merged(
                 segment=(merge.transaction, next(numbers)),
-                columns=file.columns(part, target, lowest_seq=None if of_rows else lowest),
+                columns=file.columns(
+                    part,
+                    target,
+                    lowest_seq=None if of_rows else lowest,
+                    highest_seq=0 if of_rows else highest,
+                ),
                 row_entries=part.entries if of_rows else 0,
             )
             for file, of_rows in pieces.written

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument, TransactionsInProgress
-from export_queue.core.queue import Queue, Range
-from export_queue.core.segments import BulkWriter, load_pyarrow
+from export_queue.core.queue import Queue, Range, find_queue
+from export_queue.core.segments import BulkWriter, Shared, load_pyarrow, share_state
 from export_queue.core.sources.finding import STATE, AnySource, name_of_source, opened_content
 from export_queue.core.sources.protocol import Content
+from export_queue.core.sources.state import StateContent
 from export_queue.core.transactions import OpenTransaction
 
 _FILES_FROM = 50_000
@@ -53,6 +54,10 @@ def load_from(
 ) -> FirstLoadReport:
     """Add the content of a source to a subscription, in its first load.
 
+    Of the state, the subscription gets all entries with their sequences: files are shared, and rows are written into
+    one. If the buckets differ, or there is no place for files, entries are copied, as those of other sources are.
+    Copies have the sequence of the load.
+
     Entries that are deletes are added too: something older may be pending for the subscription.
 
     :param opened: the transaction of the first load; all older transactions have ended.
@@ -73,9 +78,30 @@ def load_from(
                 f"have everything before {opened.id}: an older first load of the state is in progress",
                 hint="repeat it when that load has ended",
             )
+        shown = on_progress or (lambda _: None)
         writer = BulkWriter(opened, subscription)
-        entries = _add_all(writer, _entries(content, queue), on_progress or (lambda _: None))
-    return FirstLoadReport(subscription=subscription.id, source=name_of_source(source), load=opened.id, entries=entries)
+        shared = _share(opened, subscription, content, shown) if writer.has_place else None
+        added = _add_all(writer, _entries(content, queue), shown) if shared is None else shared.rows
+        in_files = 0 if shared is None else shared.in_files
+        shown(added + in_files)
+    return FirstLoadReport(
+        subscription=subscription.id,
+        source=name_of_source(source),
+        load=opened.id,
+        entries=added + in_files,
+        shared=in_files,
+    )
+
+
+def _share(opened: OpenTransaction, subscription: Queue, content: Content, on_progress: OnProgress) -> Shared | None:
+    """Give everything that a state has to a subscription, if both have the same buckets; else return None."""
+    if not isinstance(content, StateContent):
+        return None
+    with opened.database.read() as work:
+        reader = find_queue(work, subscription.id)
+    if content.reader.older or content.reader.layout != reader.layout:
+        return None
+    return share_state(opened, content.reader, reader, on_progress)
 
 
 def _entries(content: Content, queue: Queue) -> Iterator[tuple[bytes, bytes | None]]:
@@ -104,7 +130,6 @@ def _add_all(writer: BulkWriter, entries: Iterable[tuple[bytes, bytes | None]], 
     else:
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             writer.add_encoded_rows(dict(rows[start : start + _ROWS_AT_ONCE]))
-    on_progress(added + len(rows))
     return added + len(rows)
 
 

@@ -259,7 +259,15 @@ segment = _table(
     _id("highest_seq"),
     _id("add_order"),  # of two entries of a key in one transaction the one with the higher order counts
     _int("largest_value"),  # bytes of its largest value
+    # Of a segment whose file another transaction has written, and which other segments may also have: that transaction.
+    _id("written_by", nullable=True),
     sa.Index("xq_segment_file", "transaction_id", "file", "first_bucket", unique=True),
+    sa.Index(
+        "xq_segment_written_by",
+        "written_by",
+        sqlite_where=sa.text("written_by is not null"),
+        postgresql_where=sa.text("written_by is not null"),
+    ),
 )
 # Readers for which a segment is pending; written by the commit, so staged segments have none.
 segment_reader = _table(

@@ -11,14 +11,18 @@ import pyarrow as pa
 import pytest
 
 from export_queue import (
+    Candidates,
     InvalidArgument,
     MemorySink,
     RegistrationLost,
     StateIncomplete,
     Store,
     drain,
+    verify,
 )
+from export_queue.core.segments import compact, vacuum_segments
 from export_queue.core.sources import first_load
+from export_queue.core.transactions import OpenTransaction
 
 
 @pytest.fixture
@@ -189,3 +193,97 @@ def test_a_state_is_loaded_from_a_function(orders: Store) -> None:
     orders.alter_queue("orders", state=True)
     orders.first_load(orders.state("orders").id, source=lambda: made.now.items())
     assert dict(orders.state("orders").scan()) == made.now
+
+
+def compacted(store: Store, reader: str) -> None:
+    compact(store.database, reader, wanted=Candidates(least=2))
+
+
+def test_files_of_the_state_are_shared_and_sequences_stay(orders: Store) -> None:
+    made = Orders(orders)
+    both(made)
+    compacted(orders, "orders/@state")
+    made.add({"r8": 800, "f8": None})  # rows on top of the files
+    orders.subscribe("orders", "search")
+    files = set(orders.bulk_files())
+    report = orders.first_load("orders/search", source="state")
+    assert report.shared > 40
+    assert report.entries == report.shared + 2
+    assert len(set(orders.bulk_files()) - files) == 1  # the rows
+    sink = MemorySink()
+    assert drained(orders, "orders/search", sink) == made.now
+    checked = verify(orders, "orders/search", sink, sink_name="memory")
+    assert checked.differences == 0, checked.lines()
+    assert checked.compared >= len(made.now)
+
+
+def test_a_file_stays_while_a_reader_still_names_it(orders: Store) -> None:
+    made = Orders(orders)
+    some_files(made)
+    compacted(orders, "orders/@state")
+    orders.subscribe("orders", "search")
+    orders.first_load("orders/search", source="state")
+    drained(orders, "orders/cache", MemorySink())
+    made.add({"f9": 900}, as_file=True)
+    made.add({"f9": 901}, as_file=True)
+    compact(orders.database, "orders/@state", wanted=Candidates(least=2))
+    none = {"grace_seconds": 0.0, "zombie_seconds": 0.0, "hidden_seconds": 0.0}
+    foretold = vacuum_segments(orders.database, **none, dry_run=True).deleted
+    for _ in range(2):
+        vacuum_segments(orders.database, **none)
+    assert {file for file in orders.bulk_files() if not Path(file).exists()} == set()
+    assert not [file for file in foretold if file in orders.bulk_files()]
+    assert drained(orders, "orders/search", MemorySink()) == made.now
+    for _ in range(2):
+        vacuum_segments(orders.database, **none)
+    left = {str(one) for one in Path(str(orders.database.segments)).rglob("*.parquet")}
+    assert left == set(orders.bulk_files())  # those of the state and of the other reader
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_a_wait_knows_that_a_shared_file_is_pending(orders: Store, merges: bool) -> None:
+    with orders.transaction() as tx:
+        tx.queue("orders").add("old", 1)
+    token = tx.token
+    some_files(Orders(orders))
+    compacted(orders, "orders/@state")
+    orders.subscribe("orders", "search")
+    orders.first_load("orders/search", source="state")
+    if merges:
+        for n in range(2):
+            Orders(orders).add({"later": n}, as_file=True)
+        compacted(orders, "orders/search")
+    assert not orders.is_exported(token, "orders/search")
+    drained(orders, "orders/search", MemorySink())
+    assert orders.is_exported(token, "orders/search")
+
+
+def test_an_aborted_load_leaves_the_files_of_the_state_alone(orders: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Orders(orders)
+    both(made)
+    compacted(orders, "orders/@state")
+    orders.subscribe("orders", "search")
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenTransaction, "commit", broken)
+        with pytest.raises(ZeroDivisionError):
+            orders.first_load("orders/search", source="state")
+    for _ in range(2):
+        vacuum_segments(orders.database, grace_seconds=0.0, zombie_seconds=0.0)
+    assert dict(orders.state("orders").scan()) == made.now
+    orders.first_load("orders/search", source="state")
+    assert drained(orders, "orders/search", MemorySink()) == made.now
+
+
+def test_other_buckets_than_those_of_the_state_are_copied(orders: Store) -> None:
+    made = Orders(orders)
+    both(made)
+    orders.alter_queue("orders", buckets=6, buckets_per_range=3, guard="seq")
+    made.add({"r9": 900, "f9": None})
+    orders.subscribe("orders", "search")
+    report = orders.first_load("orders/search", source="state")
+    assert report.shared == 0
+    assert drained(orders, "orders/search", MemorySink()) == made.now

@@ -90,6 +90,36 @@ def stage(work: Work, transaction: int, rows: Sequence[Mapping[str, Any]]) -> in
     return len(new)
 
 
+def hold_pending(work: Work, queue: int, *, below: int, unless: int) -> list[Mapping[str, Any]]:
+    """Lock and read a reader's pending segments that have entries with smaller sequences than a bound.
+
+    Until the SQL transaction ends, no compaction replaces them, and so clean-up keeps their files.
+
+    :param unless: number of a reader; segments that are pending for it, too, are left out.
+    """
+    other = r.alias().c
+    is_there = sa.exists().where(
+        other.queue_number == unless, other.transaction_id == r.c.transaction_id, other.number == r.c.number
+    )
+    statement = sa.select(g).select_from(_read).where(r.c.queue_number == queue, g.c.lowest_seq < below, ~is_there)
+    return work.rows(statement.order_by(g.c.transaction_id, g.c.number).with_for_update(read=True, of=r))
+
+
+def stage_former(work: Work, transaction: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Stage segments whose entries have sequences of former transactions, for a first load.
+
+    Their keys are not compared: several entries of a key have different sequences.
+
+    :param rows: their columns, without transaction and number.
+    """
+    counted = ld.update().where(ld.c.transaction_id == transaction).values(segments=ld.c.segments + len(rows))
+    last = work.connection.execute(counted.returning(ld.c.segments)).scalar_one()
+    first = last - len(rows) + 1
+    numbered = [{**row, "transaction_id": transaction, "number": first + i} for i, row in enumerate(rows)]
+    if numbered:
+        work.connection.execute(g.insert(), numbered)
+
+
 def _visible(work: Reading, queue: int, layout: int, snapshot: Snapshot) -> sa.ColumnElement[bool]:
     # A compaction merges settled entries: a snapshot that saw the inputs must also see the output.
     merged = sa.and_(r.c.transaction_id.in_(sa.select(c.c.transaction_id)), g.c.lowest_seq <= snapshot.read_pointer)

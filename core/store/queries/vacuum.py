@@ -113,8 +113,10 @@ def delete_unread(work: Work, transaction: int) -> None:
 
 
 def files(work: Reading, transaction: int) -> set[str]:
-    """Read the files of a transaction's segments."""
-    return set(work.connection.scalars(sa.select(g.c.file).where(g.c.transaction_id == transaction).distinct()))
+    """Read the files of a transaction that segments have: its own ones, and those of first loads that share them."""
+    # One statement each: both use their index.
+    own = sa.select(g.c.file).where(g.c.transaction_id == transaction)
+    return set(work.connection.scalars(own.union(sa.select(g.c.file).where(g.c.written_by == transaction))))
 
 
 def folder_of_aborted(work: Reading, transaction: int) -> str | None:
@@ -135,7 +137,7 @@ def files_kept(work: Reading, transactions: Sequence[int], *, before_ms: int) ->
     """
     kept = _kept(before_ms)
     is_kept = sa.tuple_(g.c.transaction_id, g.c.number).in_(sa.select(kept.c.transaction_id, kept.c.number))
-    of_these = g.c.transaction_id.in_(transactions)
+    of_these = sa.or_(g.c.transaction_id.in_(transactions), g.c.written_by.in_(transactions))
     return set(work.connection.scalars(sa.select(g.c.file).where(of_these, sa.or_(_is(r), is_kept)).distinct()))
 
 
