@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.waiting import wait_until
 
 from export_queue import (
     Candidates,
@@ -22,6 +23,7 @@ from export_queue import (
 )
 from export_queue.core.segments import compact, vacuum_segments
 from export_queue.core.sources import first_load
+from export_queue.core.state import trim
 from export_queue.core.transactions import OpenTransaction
 
 
@@ -224,8 +226,8 @@ def test_a_file_stays_while_a_reader_still_names_it(orders: Store) -> None:
     orders.subscribe("orders", "search")
     orders.first_load("orders/search", source="state")
     drained(orders, "orders/cache", MemorySink())
-    made.add({"f9": 900}, as_file=True)
-    made.add({"f9": 901}, as_file=True)
+    for value in (900, 901):
+        made.add({f"f{n}": value for n in range(9, 19)}, as_file=True)  # in both units
     compact(orders.database, "orders/@state", wanted=Candidates(least=2))
     none = {"grace_seconds": 0.0, "zombie_seconds": 0.0, "hidden_seconds": 0.0}
     foretold = vacuum_segments(orders.database, **none, dry_run=True).deleted
@@ -241,20 +243,28 @@ def test_a_file_stays_while_a_reader_still_names_it(orders: Store) -> None:
 
 
 @pytest.mark.parametrize("merges", [False, True])
-def test_a_wait_knows_that_a_shared_file_is_pending(orders: Store, merges: bool) -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_wait_for_a_replaced_entry_knows_that_the_load_is_pending(orders: Store, shares: bool, merges: bool) -> None:
+    orders.alter_queue("orders", history=0.001)
+    made = Orders(orders)
     with orders.transaction() as tx:
         tx.queue("orders").add("old", 1)
     token = tx.token
-    some_files(Orders(orders))
-    compacted(orders, "orders/@state")
+    made.add({"old": 2})
+    wait_until(lambda: trim(orders.database, limit=100) > 0, what="the replaced entry is deleted")
+    if shares:
+        for n in range(2):
+            made.add({"other": n}, as_file=True)
+        compacted(orders, "orders/@state")
     orders.subscribe("orders", "search")
-    orders.first_load("orders/search", source="state")
+    report = orders.first_load("orders/search", source="state")
+    assert bool(report.shared) == shares
     if merges:
         for n in range(2):
-            Orders(orders).add({"later": n}, as_file=True)
+            made.add({"old": n, "later": n}, as_file=True)
         compacted(orders, "orders/search")
     assert not orders.is_exported(token, "orders/search")
-    drained(orders, "orders/search", MemorySink())
+    assert drained(orders, "orders/search", MemorySink()) == made.now
     assert orders.is_exported(token, "orders/search")
 
 
