@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from export_queue import Candidates, MemorySink, Store, drain
-from export_queue.core.segments import compact
+from export_queue.core.segments import compact, vacuum_segments
 from export_queue.core.state import trim
 
 KEYS = [f"k{i}" for i in range(8)]
@@ -144,6 +144,24 @@ class StateWorld(RuleBasedStateMachine):
         drain(self.store, self.reader, self.sink, sink_name="memory")
         found = {key.decode(): int(value) for (_, key), value in self.sink.records().items()}
         assert found == self.expected()
+
+    @precondition(lambda self: self.reader != "q" and not self.open)
+    @rule(as_function=st.booleans(), meanwhile=CHANGES, merges=st.booleans())
+    def load_a_new_reader(self, as_function: bool, meanwhile: dict[str, Any], merges: bool) -> None:
+        self.store.subscribe("q", "new")
+        with self.store.transaction() as tx:
+            tx.queue("q").add_many(meanwhile.items())
+            number = tx.id
+        self.note(number, meanwhile)
+        source: Any = (lambda: self.expected().items()) if as_function else "state"
+        self.store.first_load("q/new", source=source)
+        if merges:
+            compact(self.store.database, "q/@state", wanted=Candidates(least=2))
+            vacuum_segments(self.store.database, grace_seconds=0.0, zombie_seconds=0.0, hidden_seconds=0.0)
+        sink = MemorySink()
+        drain(self.store, "q/new", sink, sink_name="memory")
+        assert {key.decode(): int(value) for (_, key), value in sink.records().items()} == self.expected()
+        self.store.unsubscribe("q", "new")
 
     @rule(buckets=st.sampled_from([3, 4, 5]), moves=st.booleans())
     def alter(self, buckets: int, *, moves: bool) -> None:

@@ -79,6 +79,7 @@ class SqliteStand:
 
     def build(self, fill: Callable[[Store], None]) -> None:
         self._clear()
+        self._clock = count(_START_MS)  # before that of the runs
         shutil.rmtree(self.segments, ignore_errors=True)
         with self.open(0) as store:
             store.create()
