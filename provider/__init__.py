@@ -110,7 +110,7 @@ if TYPE_CHECKING:
         register_store,
         stale_rank,
     )
-    from export_queue.core.sources import Content, FirstLoadReport, FunctionSource, Source
+    from export_queue.core.sources import Content, FirstLoadReport, FunctionSource, Source, SqlSource, TableSource
     from export_queue.core.spark import (
         CompactJob,
         DrainJob,
@@ -224,6 +224,7 @@ __all__ = [
     "Source",
     "SparkJobFailed",
     "SqlSink",
+    "SqlSource",
     "State",
     "StateIncomplete",
     "Store",
@@ -235,6 +236,7 @@ __all__ = [
     "StoredRecords",
     "Submitter",
     "SweepableSink",
+    "TableSource",
     "TooManyDeadLetters",
     "Transaction",
     "TransactionContext",
@@ -284,7 +286,7 @@ _ROOMS = {
     "state": "MirrorReport State",
     "store": "Limits Outcome StoreSpec",
     "retry": "Retry",
-    "sources": "Content FirstLoadReport FunctionSource Source",
+    "sources": "Content FirstLoadReport FunctionSource Source SqlSource TableSource",
     "transactions": "Level Participant Transaction",
     "verify": "VerifyReport verify",
 }

@@ -209,3 +209,10 @@ class SinkOptions:
     def describe(self, text: str, *, name: str | None = None) -> AbstractContextManager[SinkSpec]:
         """Describe the sink that a text names, as :func:`named_sink` does."""
         return named_sink(text, options=self.sink_option or (), secrets=self.sink_secret or (), name=name)
+
+
+def one_or_several(columns: list[str] | None) -> str | list[str] | None:
+    """Return the values of a repeated option as Python's functions take columns: one, several, or None."""
+    if not columns:
+        return None
+    return columns[0] if len(columns) == 1 else columns

@@ -12,10 +12,11 @@ from rich.console import Console
 
 from export_queue.core.cli.console import Result, seq_time
 from export_queue.core.cli.naming import search_current_folder
-from export_queue.core.cli.options import Complete, QueueId, Who, command
+from export_queue.core.cli.options import Complete, QueueId, Who, command, one_or_several
 from export_queue.core.client import Store
 from export_queue.core.progress_bar import ProgressBar
 from export_queue.core.queue import Mark, Queue
+from export_queue.core.sources import AnySource, SqlSource
 
 
 def readers_of(store: Store, queue_id: str) -> list[Queue]:
@@ -184,14 +185,43 @@ def unsubscribe(
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadSource:
+    """Where the content of a first load comes from."""
+
+    source: Annotated[
+        str,
+        typer.Option(
+            help="state, table:NAME of a table of the store, or MODULE:NAME of a function that yields keys and values "
+            "or of a source"
+        ),
+    ] = "state"
+    query: Annotated[str | None, typer.Option(help="instead, a SQL query in the store's own database")] = None
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="a column of the key; repeat it for each column; by default key and value"),
+    ] = None
+    value: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="a column of the value; repeat it for several; by default all columns"),
+    ] = None
+
+    def source_or_query(self) -> AnySource:
+        """Return the source."""
+        if self.query is None:
+            if self.key or self.value:
+                raise typer.BadParameter("--key and --value are for --query, found none")
+            return self.source
+        if self.source != "state":
+            raise typer.BadParameter("what source? give either --source or --query")
+        return SqlSource(self.query, key=one_or_several(self.key), value=one_or_several(self.value))
+
+
 @command("first-load")
 def first_load(
     subscription: Annotated[str, typer.Argument(metavar="QUEUE/NAME", help="id of the subscription")],
     store: Store,
-    source: Annotated[
-        str,
-        typer.Option(help="state, or MODULE:NAME of a function that yields keys and values, or of a source"),
-    ] = "state",
+    chosen: LoadSource,
     settle_timeout: Annotated[float, typer.Option(min=0, help="seconds to wait for older transactions to end")] = 60.0,
 ) -> Result:
     """Add everything that was committed before a subscription existed, from a source. Repeat it if it was killed."""
@@ -201,7 +231,7 @@ def first_load(
         bar = stack.enter_context(ProgressBar(console, subscription)) if console.is_terminal else None
         report = store.first_load(
             subscription,
-            source=source,
+            source=chosen.source_or_query(),
             settle_timeout=settle_timeout,
             on_progress=None if bar is None else lambda entries: bar.show(done=entries, remark="entries"),
         )

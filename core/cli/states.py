@@ -17,9 +17,9 @@ from export_queue.core.arguments import number_or_part
 from export_queue.core.cli.console import Result, text_of_bytes
 from export_queue.core.cli.entries import KeyHex, chosen_key
 from export_queue.core.cli.naming import database_of
-from export_queue.core.cli.options import QueueId, command, refuse_passwords
+from export_queue.core.cli.options import QueueId, command, one_or_several, refuse_passwords
 from export_queue.core.client import Store
-from export_queue.core.sources import rows_of_file, rows_of_query
+from export_queue.core.sources import rows_of_file, rows_of_own_query, rows_of_query
 from export_queue.core.state import MirrorReport
 
 
@@ -119,8 +119,7 @@ class DataSet:
 
     def _queried(self, store: Store, query: str) -> Iterator[Any]:
         if self.database is None:
-            with store.database.connect() as connection:
-                yield from rows_of_query(connection, query)
+            yield from rows_of_own_query(store.database, query)
             return
         engine = sa.create_engine(database_of(self.database))
         try:
@@ -145,8 +144,8 @@ def mirror(
     report = store.mirror(
         queue_id,
         data.rows(store),
-        key=_one_or_several(data.key),
-        value=_one_or_several(data.value),
+        key=one_or_several(data.key),
+        value=one_or_several(data.value),
         scope=data.scope,
         max_deletes=number_or_part(data.max_deletes, what="--max-deletes"),
         dry_run=dry_run,
@@ -186,9 +185,3 @@ def _moment(text: str) -> datetime | int:
 def _told(report: MirrorReport) -> Result:
     lines = [f"{kind}: {', '.join(map(repr, keys))}" for kind, keys in report.samples.items() if keys]
     return Result(json=report.to_json(), is_indented=False, lines=[*lines, report.line()])
-
-
-def _one_or_several(columns: list[str] | None) -> str | list[str] | None:
-    if not columns:
-        return None
-    return columns[0] if len(columns) == 1 else columns

@@ -27,7 +27,10 @@ def verify(
     sink_options: SinkOptions,
     source: Annotated[
         str,
-        typer.Option(help="state, or MODULE:NAME of a function that yields keys and values, or of a source"),
+        typer.Option(
+            help="state, table:NAME of a table of the store, or MODULE:NAME of a function that yields keys and values "
+            "or of a source"
+        ),
     ] = "state",
     exporter: Annotated[
         str | None, typer.Option(metavar="MODULE:NAME", help="exporter of the drains; by default the stored one")

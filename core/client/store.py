@@ -565,8 +565,9 @@ class Store:
         progress, this one replaces it: the commit of the older one is refused. So a load that was killed is repeated.
 
         :param subscription: id of the subscription, such as ``airports/reports``.
-        :param source: where the content comes from: ``"state"``, the state of the queue; a :class:`Source`, a function
-            that yields pairs of key and value, or the import path ``module:name`` of either.
+        :param source: where the content comes from: ``"state"``, the state of the queue; ``"table:NAME"``, a table of
+            the store; a :class:`TableSource`, :class:`SqlSource` or other :class:`Source`; a function that yields pairs
+            of key and value; or the import path ``module:name`` of one of these.
         :param on_progress: called repeatedly with the number of entries added so far.
         :param timeout: seconds until the commit is refused; 24 hours by default.
         :param settle_timeout: seconds to wait for older transactions to end.

@@ -2,14 +2,16 @@
 records; and data sets of users as rows and records.
 """
 
-from export_queue.core.sources.data_files import rows_of_file, rows_of_query
+from export_queue.core.sources.data_files import rows_of_file, rows_of_own_query, rows_of_query
 from export_queue.core.sources.finding import STATE, AnySource, find_source, name_of_source, opened_content
 from export_queue.core.sources.first_load import FirstLoadReport, load_from
 from export_queue.core.sources.function import FunctionSource
 from export_queue.core.sources.protocol import Content, Source
 from export_queue.core.sources.records import NO_VALUE, Columns, as_key, is_batch, parts_of, record_of
 from export_queue.core.sources.spool import EntrySpool, Row
+from export_queue.core.sources.sql import SqlSource
 from export_queue.core.sources.state import StateContent, StateSource, encoded_prefix, require_complete
+from export_queue.core.sources.table import TableSource
 
 __all__ = [
     "NO_VALUE",
@@ -22,8 +24,10 @@ __all__ = [
     "FunctionSource",
     "Row",
     "Source",
+    "SqlSource",
     "StateContent",
     "StateSource",
+    "TableSource",
     "as_key",
     "encoded_prefix",
     "find_source",
@@ -35,5 +39,6 @@ __all__ = [
     "record_of",
     "require_complete",
     "rows_of_file",
+    "rows_of_own_query",
     "rows_of_query",
 ]

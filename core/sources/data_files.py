@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from export_queue.core.errors import EntryError, InvalidArgument, StoreError
 from export_queue.core.segments import load_pyarrow
+from export_queue.core.store import Database
 
 _ROWS = 5000
 """Rows of a query that are read at once."""
@@ -66,6 +67,21 @@ def _lines(file: IO[bytes]) -> Iterator[Any]:
             if not isinstance(found, dict):
                 raise ValueError(f"line {number}: expected a JSON object, found {type(found).__name__}")
             yield found
+
+
+def rows_of_own_query(database: Database, sql: str) -> Iterator[dict[str, Any]]:
+    """Run a query in the store's own database, as :func:`rows_of_query` does. It sees one snapshot.
+
+    PostgreSQL streams a result only in a SQL transaction; on SQLite one would hold up all writers.
+
+    :param sql: one statement. On PostgreSQL, names of tables need their schema.
+    """
+    if database.dialect.file is not None:
+        with database.connect() as connection:
+            yield from rows_of_query(connection, sql)
+        return
+    with database.begin() as work:
+        yield from rows_of_query(work.connection, sql)
 
 
 def rows_of_query(connection: sa.Connection, sql: str, parameters: Any = None) -> Iterator[dict[str, Any]]:

@@ -12,24 +12,30 @@ from export_queue.core.references import import_object
 from export_queue.core.sources.function import FunctionSource
 from export_queue.core.sources.protocol import Content, Source
 from export_queue.core.sources.state import StateSource
+from export_queue.core.sources.table import TableSource
 from export_queue.core.store import Database
 
 STATE = "state"
 """The name of the state of the queue."""
+TABLE = "table:"
+"""What the name of a table of the store follows."""
 AnySource = str | Source | Callable[[], Iterable[tuple[Any, Any]]]
 
 
 def find_source(source: AnySource) -> Source:
     """Return the source that a name or a function means. This is the only place where names are read.
 
-    :param source: ``"state"``, the queue's own state; a :class:`~export_queue.Source`, a function that yields pairs of
-        key and value, or the import path ``module:name`` of either.
+    :param source: ``"state"``, the queue's own state; ``"table:NAME"``, a table of the store with all its columns; a
+        :class:`~export_queue.Source`; a function that yields pairs of key and value; or the import path
+        ``module:name`` of one of these.
     :raises InvalidArgument: the name leads to nothing, or to something else than a source or a function.
     """
     found: object = source
     hint = "name a function that yields the keys and values that the sink should have, or a source: module:name"
     if source == STATE:
         return StateSource()
+    if isinstance(source, str) and source.startswith(TABLE):
+        return TableSource(source.removeprefix(TABLE))
     if isinstance(source, str):
         found = import_object(source, error=InvalidArgument, hint=hint)
     if isinstance(found, type):

@@ -39,18 +39,26 @@ class FunctionSource:
         :raises EntryError: a key or a value does not fit the queue's codecs.
         """
         cut = settled_snapshot(database, queue.number).read_pointer
-        with contextlib.closing(EntrySpool()) as spool:
-            twice = spool.add(self._rows(queue))
-            if twice is not None:
-                raise InvalidArgument(f"a source yields each key once, found key {queue.decode_key(twice)!r} twice")
-            yield FunctionContent(cut, spool)
+        with spooled(queue, cut, self._function()) as content:
+            yield content
 
-    def _rows(self, queue: Queue) -> Iterator[tuple[int, bytes, bytes | None]]:
-        for pair in self._function():
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise InvalidArgument(f"a source yields pairs of key and value, found {type(pair).__name__}")
-            key = queue.encode_key(pair[0])
-            yield bucket(key, queue.buckets), key, queue.encode_value(pair[1], key=pair[0])
+
+@contextlib.contextmanager
+def spooled(queue: Queue, cut: int, pairs: Iterable[Any]) -> Iterator[FunctionContent]:
+    """Keep pairs of key and value in a temporary file until the context ends."""
+    with contextlib.closing(EntrySpool()) as spool:
+        twice = spool.add(_rows(queue, pairs))
+        if twice is not None:
+            raise InvalidArgument(f"a source yields each key once, found key {queue.decode_key(twice)!r} twice")
+        yield FunctionContent(cut, spool)
+
+
+def _rows(queue: Queue, pairs: Iterable[Any]) -> Iterator[tuple[int, bytes, bytes | None]]:
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InvalidArgument(f"a source yields pairs of key and value, found {type(pair).__name__}")
+        key = queue.encode_key(pair[0])
+        yield bucket(key, queue.buckets), key, queue.encode_value(pair[1], key=pair[0])
 
 
 @dataclass(frozen=True, slots=True)

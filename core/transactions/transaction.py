@@ -60,6 +60,8 @@ from export_queue.core.transactions.value import OPEN, TRANSITIONS, Level, State
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
 
+_NO_QUEUE = -1
+"""Number of no queue: only cells are read."""
 ANSWER_SECONDS = 10.0
 """Time after its time-out that a transaction waits for an answer before it treats the connection as dead."""
 WRITE_ONLY_TRIES = 20
@@ -276,7 +278,7 @@ class OpenTransaction:
             return self._start(first)
         found: Version | None = None
         if self._settled:
-            self._snapshot = settled_snapshot(self.database)
+            self._snapshot = settled_snapshot(self.database, _NO_QUEUE)  # first loads write no cells
         else:
             expire_if_due(self.database, seconds=self._seconds)
             self._snapshot, taken_ms, found = self._session.call(self.database.dialect.steps.begin, first)

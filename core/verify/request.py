@@ -25,9 +25,7 @@ class VerifyRequest:
 
     :param queue_id: the queue, or the subscription that drains into the sink.
     :param sink_name: name of the sink that the queue is bound to.
-    :param source: where the full content of the queue comes from: ``"state"``, the queue's own state; a
-        :class:`~export_queue.Source`, a function that yields pairs of key and value, or the import path
-        ``module:name`` of either.
+    :param source: where the full content of the queue comes from; see :func:`find_source`.
     :param exporter: the exporter of the drains; None for the stored one.
     :param rounds: how often records that keep changing are checked again before they count as younger.
     :raises InvalidArgument: a value is not allowed.

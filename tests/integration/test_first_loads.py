@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.command_line import run_cli
 from tests.support.waiting import wait_until
 
 from export_queue import (
@@ -296,3 +297,28 @@ def test_other_buckets_than_those_of_the_state_are_copied(orders: Store) -> None
     report = orders.first_load("orders/search", source="state")
     assert report.shared == 0
     assert drained(orders, "orders/search", MemorySink()) == made.now
+
+
+def test_the_command_line_loads_from_tables_and_queries(store: Store, store_url: str) -> None:
+    store.configure_queue("q", buckets=4, buckets_per_range=2, subscriptions=["cache"], state=True)
+    store.configure_table("t", row="str", value="json")
+    with store.transaction() as tx:
+        tx.table("t").set("a", "n", 1)
+    sources = {
+        "table": ("--source", "table:t"),
+        "query": ("--query", "select 1 as id, 2 as n", "--key", "id", "--value", "n"),
+        "state": (),
+    }
+    assert "1 new" in run_cli("mirror", "q", "--query", "select 'k' as key, 3 as value", url=store_url)
+    for name, options in sources.items():
+        store.subscribe("q", name)
+        assert "1 entries" in run_cli("first-load", f"q/{name}", *options, url=store_url)
+    found = {}
+    for name in sources:
+        sink = MemorySink()
+        drain(store, f"q/{name}", sink, sink_name="memory")
+        found[name] = {key: document for (_, key), document in sink.records().items()}
+    assert found == {"table": {b"a": b'{"n":1}'}, "query": {b"1": b"2"}, "state": {b"k": b"3"}}
+    assert "give either" in run_cli(
+        "first-load", "q/table", "--query", "select 1", "--source", "t", url=store_url, status=2
+    )

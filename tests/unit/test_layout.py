@@ -119,7 +119,7 @@ SUBJECTS = {
     "observers": "notifications",
     "queue": "acts compactions dead_letters entries layouts locks queues readers reports segments",
     "segments": "acts compactions entries layouts queues readers segments staged_twice vacuum",
-    "sources": "compactions queues",
+    "sources": "compactions exports queues",
     "state": "exports queues states",
     "tables": "notifications queues",
     "transactions": "cleanup monitoring outcomes registrations reports",

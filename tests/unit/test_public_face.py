@@ -25,7 +25,7 @@ NAMES = """
     ScannableSink SearchableSink Sink SinkSpec SqlSink State Store StoredRecords StoreSpec Submitter SweepableSink
     Transaction
     TransactionContext WaitingRows __version__ apply_batch
-    Content FirstLoadReport FunctionSource Source VerifyReport verify
+    Content FirstLoadReport FunctionSource Source SqlSource TableSource VerifyReport verify
     bucket bucket_column check_owner compact_job drain drain_job follow raise_floor readmit refuse_seqs
     register_data_source register_store stale_rank write_transactional
 
