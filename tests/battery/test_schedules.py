@@ -77,6 +77,7 @@ FENCED = [
     ("drain", "compact"),
     ("fall_back", "drain"),
     ("subscribe", "drain"),
+    ("load_state", "drain"),
 ]
 """Pairs that also meet before a sink without ranks, which sees the order of deliveries."""
 STATEMENTS = [
