@@ -1,4 +1,4 @@
-"""The operator that compares a sink with the content of its queue, in the Airflow worker."""
+"""The operator that compares a sink with the content of its queue, and repairs it, in the Airflow worker."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowFailException
 
+from export_queue.core.arguments import number_or_part
 from export_queue.hooks import ExportQueueHook, environment, resolve_sink
-from export_queue.hooks.rendered import Reader, name_or
+from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.operators.drain_task import DrainTask
 from export_queue.operators.stopping import StoppableTask
 from export_queue.operators.terminal import terminal_errors_fail_at_once
@@ -27,7 +28,7 @@ class ExportQueueVerifyOperator(StoppableTask):
 
     Success means that there are no differences. Entries that are pending, younger than the comparison or dead letters
     are none. With differences the task fails without a retry; its error has their number and up to ten samples of each
-    kind.
+    kind. With ``repair`` it succeeds if nothing differs afterwards.
 
     :param queue_id: the queue, or the subscription that drains into the sink. (templated)
     :param source: ``state``, the queue's own state; or the import path ``module:name`` of a function that yields the
@@ -38,11 +39,17 @@ class ExportQueueVerifyOperator(StoppableTask):
     :param sink: instead of ``sink_conn_id``: the description of a sink, or the import path ``module:factory`` of your
         own sink. (templated)
     :param exporter: the exporter of the drains; None for the stored one. (templated)
+    :param repair: whether to write the records that differ again, and to compare once more.
+    :param max_deletes: the largest part of the compared records that a repair may delete, from 0.0 to 1.0, or a whole
+        number of records. If more are extra, none is deleted. (templated)
+    :param lock_timeout: seconds that a repair waits for drains; after that compactions lose their locks, and the task
+        fails if others hold any.
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
     readers: ClassVar[Mapping[str, Reader]] = {name: DrainTask.readers[name] for name in _SHARED} | {
-        "source": name_or("state")
+        "source": name_or("state"),
+        "max_deletes": optional(number_or_part, default=0.2),
     }
     template_fields: Collection[str] = tuple(readers)
     template_fields_renderers: ClassVar[dict[str, str]] = {"sink_options": "json", "sink": "json"}
@@ -57,6 +64,9 @@ class ExportQueueVerifyOperator(StoppableTask):
         sink_options: Mapping[str, Any] | str | None = None,
         sink: SinkSpec | Mapping[str, Any] | str | None = None,
         exporter: str | None = None,
+        repair: bool = False,
+        max_deletes: float | str = 0.2,
+        lock_timeout: float = 600.0,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -67,10 +77,13 @@ class ExportQueueVerifyOperator(StoppableTask):
         self.sink_options = sink_options
         self.sink = sink
         self.exporter = exporter
+        self.repair = repair
+        self.max_deletes: Any = max_deletes
+        self.lock_timeout = lock_timeout
         self.export_queue_conn_id = export_queue_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Compare.
+        """Compare, and repair if wanted.
 
         :returns: the report, as plain values.
         """
@@ -80,7 +93,15 @@ class ExportQueueVerifyOperator(StoppableTask):
             self.read_arguments()
             described = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
             name = described.spec.name
-            request = VerifyRequest(queue_id=self.queue_id, sink_name=name, source=self.source, exporter=self.exporter)
+            request = VerifyRequest(
+                queue_id=self.queue_id,
+                sink_name=name,
+                source=self.source,
+                exporter=self.exporter,
+                repair=self.repair,
+                max_deletes=self.max_deletes,
+                lock_timeout=self.lock_timeout,
+            )
             with (
                 ExportQueueHook(self.export_queue_conn_id).get_store() as store,
                 environment(described.variables),

@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         Put,
         RedisSink,
         Rejection,
+        RepairableSink,
         ScannableSink,
         SearchableSink,
         Sink,
@@ -125,7 +126,7 @@ if TYPE_CHECKING:
     from export_queue.core.state import MirrorReport, State
     from export_queue.core.store import Limits, Outcome, StoreSpec
     from export_queue.core.transactions import Level, Participant, Transaction
-    from export_queue.core.verify import VerifyReport, verify
+    from export_queue.core.verify import ReplayReport, VerifyReport, verify
     from export_queue.triggers import ExportQueueNotificationTrigger as ExportQueueNotificationTrigger
     from export_queue.triggers import ExportQueueTrigger as ExportQueueTrigger
 
@@ -203,6 +204,8 @@ __all__ = [
     "RedisSink",
     "RegistrationLost",
     "Rejection",
+    "RepairableSink",
+    "ReplayReport",
     "Retry",
     "ScannableSink",
     "SchemaVersionError",
@@ -275,8 +278,8 @@ _ROOMS = {
     "segments": "Candidates CompactionReport",
     "sinks": (
         "ApplyResult BoundSink Capabilities Claim ControlRecord Delete ElasticsearchSink ErrorRow ErrorTable Fate "
-        "FencedSink FloorRecord MemorySink Operations Put RedisSink Rejection ScannableSink SearchableSink "
-        "Sink SinkSpec SqlSink StoredRecords SweepableSink "
+        "FencedSink FloorRecord MemorySink Operations Put RedisSink Rejection RepairableSink ScannableSink "
+        "SearchableSink Sink SinkSpec SqlSink StoredRecords SweepableSink "
         "apply_batch check_owner raise_floor refuse_seqs register_store stale_rank"
     ),
     "spark": (
@@ -288,7 +291,7 @@ _ROOMS = {
     "retry": "Retry",
     "sources": "Content FirstLoadReport FunctionSource Source SqlSource TableSource",
     "transactions": "Level Participant Transaction",
-    "verify": "VerifyReport verify",
+    "verify": "ReplayReport VerifyReport verify",
 }
 """Names by the room from which they are loaded; all others are errors."""
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

@@ -1,4 +1,4 @@
-"""``export-queue state`` and ``mirror``: what a queue remembers, and making it equal to a data set."""
+"""``export-queue state``, ``mirror``, ``replay``, ``rollback``: what a queue remembers, and adding it or a data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 from export_queue.core.arguments import number_or_part
 from export_queue.core.cli.console import Result, text_of_bytes
 from export_queue.core.cli.entries import KeyHex, chosen_key
-from export_queue.core.cli.naming import database_of
+from export_queue.core.cli.naming import database_of, search_current_folder
 from export_queue.core.cli.options import QueueId, command, one_or_several, refuse_passwords
 from export_queue.core.client import Store
 from export_queue.core.sources import rows_of_file, rows_of_own_query, rows_of_query
@@ -152,6 +152,43 @@ def mirror(
         settle_timeout=settle_timeout,
     )
     return _told(report)
+
+
+@command()
+def replay(
+    queue_id: QueueId,
+    store: Store,
+    key: Annotated[list[str] | None, typer.Option(help="this key; repeat the option for several")] = None,
+    prefix: Annotated[str | None, typer.Option(help="keys that begin so")] = None,
+    key_range: Annotated[
+        tuple[str, str] | None, typer.Option("--range", metavar="FIRST END", help="keys from FIRST to before END")
+    ] = None,
+    all_keys: Annotated[bool, typer.Option("--all", help="every key")] = False,
+    source: Annotated[
+        str,
+        typer.Option(help="state, or MODULE:NAME of a function that yields keys and values, or of a source"),
+    ] = "state",
+    settle_timeout: Annotated[float, typer.Option(min=0, help="seconds to wait for older transactions to end")] = 60.0,
+) -> Result:
+    """Add keys and values from a source to a queue once more, as new entries for all its subscriptions.
+
+    Say which keys: --key, --prefix, --range or --all. Repeat a replay that was interrupted.
+    """
+    search_current_folder()
+
+    def read(text: str) -> Any:
+        return chosen_key(store, queue_id, text, None)
+
+    report = store.replay(
+        queue_id,
+        keys=[*map(read, key)] if key else None,
+        prefix=prefix,
+        key_range=None if key_range is None else [*map(read, key_range)],
+        all_keys=all_keys,
+        source=source,
+        settle_timeout=settle_timeout,
+    )
+    return Result(json=report.to_json(), lines=[report.line()])
 
 
 @command()

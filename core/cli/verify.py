@@ -1,4 +1,4 @@
-"""``export-queue verify``: what a sink holds against what it should hold."""
+"""``export-queue verify``: what a sink holds against what it should hold, and its repair."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from export_queue.core.arguments import number_or_part
 from export_queue.core.cli.console import FAILED, Result
 from export_queue.core.cli.naming import search_current_folder
 from export_queue.core.cli.options import AsJson, QueueId, SinkName, SinkOptions, SinkText, StoreOptions, command
@@ -36,16 +37,34 @@ def verify(
         str | None, typer.Option(metavar="MODULE:NAME", help="exporter of the drains; by default the stored one")
     ] = None,
     sink_name: SinkName = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="write the records that differ again, and compare once more")
+    ] = False,
+    max_deletes: Annotated[
+        str,
+        typer.Option(help="with --repair: largest part of the records that may be deleted, 0.0 to 1.0, or a number"),
+    ] = "0.2",
+    lock_timeout: Annotated[
+        float, typer.Option(min=0, help="with --repair: seconds to wait for drains; then compactions lose their locks")
+    ] = 600,
     as_json: AsJson = False,
 ) -> Iterator[Result]:
     """Compare the records of a sink with the content of a queue. Producers and drains may continue.
 
-    No record is written. Status 1 means that there are differences. Entries that are pending, younger than the
-    comparison or dead letters are no differences.
+    Without --repair no record is written. Status 1 means that there are differences, or that a repair has left some.
+    Entries that are pending, younger than the comparison or dead letters are no differences.
     """
     search_current_folder()
     with sink_options.describe(sink, name=sink_name) as described, store.open() as opened:
-        request = VerifyRequest(queue_id=queue_id, sink_name=described.name, source=source, exporter=exporter)
+        request = VerifyRequest(
+            queue_id=queue_id,
+            sink_name=described.name,
+            source=source,
+            exporter=exporter,
+            repair=repair,
+            max_deletes=number_or_part(max_deletes, what="--max-deletes"),
+            lock_timeout=lock_timeout,
+        )
         with sigterm_interrupts(), _shown_progress(f"{queue_id} ↔ {described.name}") as on_progress:
             report = verify_as_requested(opened, described, request, on_progress=on_progress)
     yield Result(json=report.to_dict(), lines=report.lines())

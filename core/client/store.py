@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from pathlib import Path
@@ -35,7 +35,7 @@ from export_queue.core.queue import Backlog, Discarded, Mark, Queue, QueuedEntry
 from export_queue.core.retry import Retry
 from export_queue.core.segments import Candidates, CompactionReport, compact, delete_aborted, peek
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec
-from export_queue.core.sources import AnySource, FirstLoadReport, find_source, load_from
+from export_queue.core.sources import STATE, AnySource, FirstLoadReport, find_source, load_from
 from export_queue.core.state import MirrorReport, State
 from export_queue.core.store import (
     DEFAULT_SCHEMA,
@@ -63,6 +63,7 @@ from export_queue.core.transactions import (
     outcome,
     take_snapshot,
 )
+from export_queue.core.verify import ReplayReport, replay
 
 log = logging.getLogger("export_queue.store")
 
@@ -627,6 +628,49 @@ class Store:
         """
         with self.transaction(long=True, timeout=timeout) as tx:
             return tx.queue(queue_id).mirror(data, **options)
+
+    def replay(
+        self,
+        queue_id: str,
+        *,
+        keys: Iterable[Any] | None = None,
+        prefix: str | bytes | None = None,
+        key_range: Sequence[Any] | None = None,
+        all_keys: bool = False,
+        source: AnySource = STATE,
+        settle_timeout: float = 60.0,
+    ) -> ReplayReport:
+        """Add keys and values from a source to a queue once more, as new entries.
+
+        The entries go to all subscriptions of the queue. They are added in transactions of bounded size, each of which
+        waits for older ones and reads after them, so that no newer value is overwritten. Repeat a replay that was
+        interrupted. Give exactly one of ``keys``, ``prefix``, ``key_range`` and ``all_keys``.
+
+        :param queue_id: the queue, not one of its subscriptions.
+        :param keys: these keys. For one that the source says is deleted, a delete is added; for one that it does not
+            know, nothing.
+        :param prefix: keys that begin so.
+        :param key_range: a pair of keys: from the first one to before the second one, compared as encoded bytes.
+        :param all_keys: every key.
+        :param source: ``"state"``, the queue's own state; a :class:`~export_queue.Source`, a function that yields pairs
+            of key and value, or the import path ``module:name`` of either.
+        :param settle_timeout: seconds that each transaction waits for older ones to end.
+        :returns: the numbers of entries, deletes and transactions, and the keys that the source does not know.
+        :raises InvalidArgument: not exactly one selection, a bad source, or the queue has no state.
+        :raises StateIncomplete: the first load of the state is missing.
+        :raises TransactionsInProgress: older transactions did not end in time; the error names them.
+        :raises RegistrationLost: the same replay was started again meanwhile, and has taken the place of this one.
+        """
+        return replay(
+            self._checked,
+            queue_id,
+            keys=keys,
+            prefix=prefix,
+            key_range=key_range,
+            all_keys=all_keys,
+            source=source,
+            settle_timeout=settle_timeout,
+        )
 
     def observe(self, table: str, column: str | bytes, function: Observer, kind: str = "strong") -> None:
         """Register a function that :meth:`process_notifications` calls for each row whose cell in a column was written.

@@ -8,7 +8,7 @@ from export_queue.core.drain.deadline import Deadline
 from export_queue.core.drain.engine import Engine, Progress
 from export_queue.core.drain.export_wait import wait_exported
 from export_queue.core.drain.exported import Standing, is_exported
-from export_queue.core.drain.exporters import COPY, Entry, Exported, Exporter, load_exporter, opened_exporter
+from export_queue.core.drain.exporters import COPY, Entry, Exported, Exporter, Failure, load_exporter, opened_exporter
 from export_queue.core.drain.fenced import claim_units
 from export_queue.core.drain.follow import (
     EngineOf,
@@ -25,8 +25,10 @@ from export_queue.core.drain.pipeline import drain_ranges
 from export_queue.core.drain.progress import Left, OnLeft
 from export_queue.core.drain.promise import Promise
 from export_queue.core.drain.report import Counts, DrainReport, Problem, RangeReport, by_range, grouped, total
-from export_queue.core.drain.request import TASK_OPTIONS, DrainOptions, DrainRequest, described_options
+from export_queue.core.drain.request import LEASE_SECONDS, TASK_OPTIONS, DrainOptions, DrainRequest, described_options
+from export_queue.core.drain.sending import Sender
 from export_queue.core.drain.sharing import share_out
+from export_queue.core.drain.sink_fence import SinkFence
 from export_queue.core.drain.tally import Tally
 from export_queue.core.drain.token import ExportToken, token_of, token_of_long
 from export_queue.core.drain.transient import DRAIN_RETRY
@@ -35,6 +37,7 @@ from export_queue.core.drain.why import FinishedDrain, KeyStory, LastCommit, why
 __all__ = [
     "COPY",
     "DRAIN_RETRY",
+    "LEASE_SECONDS",
     "LEAST_WEIGHT",
     "TASK_OPTIONS",
     "Binding",
@@ -49,6 +52,7 @@ __all__ = [
     "ExportToken",
     "Exported",
     "Exporter",
+    "Failure",
     "FinishedDrain",
     "Follower",
     "KeyStory",
@@ -62,6 +66,8 @@ __all__ = [
     "Promise",
     "RangeReport",
     "RoundOver",
+    "Sender",
+    "SinkFence",
     "Standing",
     "StoreHandle",
     "Tally",

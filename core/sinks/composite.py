@@ -16,6 +16,7 @@ from export_queue.core.sinks.protocol import (
     Capabilities,
     ContinuingSink,
     Rejection,
+    RepairableSink,
     ScannableSink,
     SearchableSink,
     Sink,
@@ -76,13 +77,27 @@ class CompositeSink:
         :returns: ``written`` is the highest number of all parts: after a failed attempt, some parts have the batch
             already.
         """
+        return self._pass("apply", operations)
+
+    def repair(self, operations: Operations) -> ApplyResult:
+        for name, sink in self._parts:
+            if not isinstance(sink, RepairableSink):
+                raise SinkConfigurationError(
+                    f"part {name!r} of sink {self}, a {type(sink).__name__}, cannot be repaired: it has no method "
+                    "repair",
+                    hint="add the method of export_queue.RepairableSink to it",
+                )
+        return self._pass("repair", operations)
+
+    def _pass(self, method: str, operations: Operations) -> ApplyResult:
+        """Pass a batch to a method of all parts."""
         rejected: dict[int, str] = {}
         written = 0
         taken: Sequence[int] = range(len(operations))
         for name, sink in self._parts:
             part = operations if len(taken) == len(operations) else operations.take(taken)
             try:
-                result: ApplyResult = call_sink(sink, "apply", part)
+                result: ApplyResult = call_sink(sink, method, part)
             except SinkConfigurationError as error:
                 error.is_unwritten &= written == 0
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from export_queue.core.sinks.batch import apply_batch, refuse_seqs
 from export_queue.core.sinks.control import (
@@ -70,13 +71,20 @@ class MemorySink:
         with self._contents.lock:
             return apply_batch(operations, reasons=reasons, write=self._write, ttl=True)
 
-    def _write(self, operations: Operations) -> ApplyResult:
+    def repair(self, operations: Operations) -> ApplyResult:
+        reasons: dict[int, str] = {}
+        refuse_seqs(operations, reasons)
+        with self._contents.lock:
+            return apply_batch(operations, reasons=reasons, write=partial(self._write, repairs=True), ttl=True)
+
+    def _write(self, operations: Operations, *, repairs: bool = False) -> ApplyResult:
         ranks, documents, ttls = self._contents.ranks, self._contents.documents, self._contents.ttls
-        stale = stale_rank(self._contents.floor.floor)
+        stale = -1 if repairs else stale_rank(self._contents.floor.floor)
         written = 0
         for i, rank in enumerate(operations.ranks()):
             record = operations.collections[i], operations.ids[i]
-            if rank <= max(stale, ranks.get(record, -1)):
+            known = ranks.get(record, -1)
+            if rank <= stale or rank < known or (rank == known and not repairs):
                 continue
             written += 1
             ranks[record] = rank  # it remains after a delete, as the tombstone

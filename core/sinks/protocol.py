@@ -11,7 +11,19 @@ from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.interruptions import raised_by_handler
 from export_queue.core.sinks.operations import Operations
 
-_METHODS = ("admit", "apply", "claim", "under", "continue_drain", "ddl", "run_ddl", "sweep", "refresh", "close")
+_METHODS = (
+    "admit",
+    "apply",
+    "claim",
+    "under",
+    "continue_drain",
+    "ddl",
+    "run_ddl",
+    "sweep",
+    "repair",
+    "refresh",
+    "close",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +228,22 @@ class ScannableSink(Protocol):
 
     def floor_of(self, target: str) -> int:
         """Return the floor of the target's sweeps, below which tombstones may be missing; 0 if it was never swept."""
+
+
+@runtime_checkable
+class RepairableSink(Sink, Protocol):
+    """A sink whose records can be written again with the ranks that they should have."""
+
+    def repair(self, operations: Operations) -> ApplyResult:
+        """Apply a batch as :meth:`~Sink.apply` does, with two differences.
+
+        A record of an equal rank is written, not stale. And the floor of sweeps makes nothing stale: the caller holds
+        all units of the queue whose entries may concern these records, so that no delete above these sequences was
+        swept. A record of a higher rank is stale, as ever.
+
+        :param operations: what the latest entries make of some records.
+        :raises SinkUnavailable: as for :meth:`~Sink.apply`, which lists the other errors too.
+        """
 
 
 @runtime_checkable

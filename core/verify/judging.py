@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Difference = Literal["missing", "extra", "different", "stale", "ahead"]
+REPAIRABLE: frozenset[str] = frozenset(("missing", "extra", "different", "stale"))
+"""Differences that the record's own rank, or a tombstone, ends."""
 Verdict = Literal["same", "missing", "extra", "different", "stale", "ahead", "dead", "queued", "younger"]
 
 

@@ -62,6 +62,10 @@ class VerifyReport:
     """Records that differ because an entry is pending."""
     younger: int = 0
     """Records that differ because an entry was committed after the last cut."""
+    repaired: int = 0
+    """Records that a repair has written again or deleted. The other counts are of the comparison after it."""
+    undeleted: int = 0
+    """Extra records that a repair has left, because there are more than ``max_deletes`` allows."""
     seconds: float = 0.0
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     """Up to ten records of each kind of difference, and of dead ones."""
@@ -84,7 +88,8 @@ class VerifyReport:
         text += f"{grouped(self.differences)} differences ({found})" if found else "no differences"
         text += f"; excused: {others}" if others else ""
         without = "" if self.ranked else "; documents only, since ranks are not known"
-        return printable(f"{text}{without}; {self.seconds:.1f} s")
+        mended = f"; {grouped(self.repaired)} repaired before" if self.repaired else ""
+        return printable(f"{text}{without}{mended}; {self.seconds:.1f} s")
 
     def _counts(self, names: Sequence[str]) -> str:
         counts = {name: getattr(self, name) for name in names}
@@ -97,4 +102,9 @@ class VerifyReport:
             shown += [printable(f"  {kind}: {sample}") for sample in samples]
         if self.ahead:
             shown.append("  ranks above every entry's cannot be repaired: fill a new target with a first load")
+        if self.undeleted:
+            shown.append(
+                f"  {grouped(self.undeleted)} extra records were not deleted: make sure that no other queue writes "
+                "there, and allow more (max_deletes)"
+            )
         return shown

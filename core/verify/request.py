@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypedDict
 
+from export_queue.core.arguments import seconds
+from export_queue.core.drain import LEASE_SECONDS
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import check_sink_name
 from export_queue.core.sources import STATE, AnySource, find_source, name_of_source
+from export_queue.core.state import MirrorOptions
 
 
 class VerifyOptions(TypedDict, total=False):
@@ -17,6 +20,10 @@ class VerifyOptions(TypedDict, total=False):
     source: AnySource
     exporter: object | None
     rounds: int
+    repair: bool
+    max_deletes: float
+    lock_timeout: float
+    lease_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +35,13 @@ class VerifyRequest:
     :param source: where the full content of the queue comes from; see :func:`find_source`.
     :param exporter: the exporter of the drains; None for the stored one.
     :param rounds: how often records that keep changing are checked again before they count as younger.
+    :param repair: whether to write the records that differ again, with the sequences of their latest entries, and to
+        compare once more.
+    :param max_deletes: the largest part of the compared records that a repair may delete because no entry names them,
+        from 0.0 to 1.0, or as a whole number a number of records. If there are more, none is deleted.
+    :param lock_timeout: seconds that a repair waits for drains; after that compactions lose their locks, and it fails
+        if others hold any.
+    :param lease_seconds: seconds for which a repair that was killed keeps drains out.
     :raises InvalidArgument: a value is not allowed.
     """
 
@@ -36,9 +50,18 @@ class VerifyRequest:
     source: AnySource = STATE
     exporter: object | None = None
     rounds: int = 6
+    repair: bool = False
+    max_deletes: float = 0.2
+    lock_timeout: float = 600.0
+    lease_seconds: float = LEASE_SECONDS
 
     def __post_init__(self) -> None:
         check_sink_name(self.sink_name)
+        if not isinstance(self.repair, bool):
+            raise InvalidArgument(f"repair: expected true or false, found {self.repair!r}")
+        MirrorOptions(max_deletes=self.max_deletes)  # checks it
+        seconds(self.lock_timeout, what="lock_timeout", may_be_zero=True)
+        seconds(self.lease_seconds, what="lease_seconds")
         if type(self.rounds) is not int or self.rounds < 1:
             raise InvalidArgument(f"rounds: expected a whole number from 1, found {self.rounds!r}")
         find_source(self.source)

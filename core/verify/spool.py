@@ -26,6 +26,7 @@ CREATE TABLE refused_record (target INTEGER, id BLOB, PRIMARY KEY (target, id)) 
 CREATE TABLE candidate (
   number INTEGER PRIMARY KEY, target INTEGER, id BLOB, rank INTEGER, digest BLOB, key BLOB, expires INTEGER,
   last_rank INTEGER, last_digest BLOB, last_expected BLOB, last_newest INTEGER, UNIQUE (target, id));
+CREATE TABLE difference (target INTEGER, id BLOB, key BLOB);
 CREATE TABLE fresh (target INTEGER, id BLOB, rank INTEGER, digest BLOB, key BLOB, expires INTEGER);
 CREATE TABLE waiting_key (kind TEXT, key BLOB, rank INTEGER, PRIMARY KEY (kind, key)) WITHOUT ROWID;
 CREATE TABLE waiting_record (
@@ -59,6 +60,11 @@ DELETE FROM candidate WHERE target = -1 AND (key, rank) NOT IN (SELECT key, rank
 _IS_REFUSED = """
 SELECT 1 FROM refused WHERE key = ? UNION ALL SELECT 1 FROM refused_record WHERE target = ? AND id = ?
 """
+_REOPEN = """
+INSERT INTO candidate (target, id, key) SELECT target, id, key FROM difference;
+DELETE FROM difference;
+"""
+_REPAIRED_AS = "SELECT max(rank, ifnull(last_rank, -1)) >> 1 FROM candidate WHERE target = ? AND id = ? AND rank = ?"
 _NOTE = """
 UPDATE candidate SET last_rank = ?, last_digest = ?, last_expected = digest, last_newest = ? WHERE number = ?
 """
@@ -198,6 +204,36 @@ class Spool:
     def resolve(self, candidates: Iterable[Candidate]) -> None:
         """Forget candidates that are decided."""
         self._sql.executemany("DELETE FROM candidate WHERE number = ?", ((one.number,) for one in candidates))
+
+    def keep(self, one: Candidate) -> None:
+        """Keep a difference that can be repaired."""
+        self._sql.execute("INSERT INTO difference VALUES (?, ?, ?)", (one.target, one.id, one.key))
+
+    def repairable(self) -> int:
+        """Return the number of kept differences."""
+        return int(self._sql.execute("SELECT count(*) FROM difference").fetchone()[0])
+
+    def reopen(self) -> int:
+        """Make candidates of the kept differences, instead of those that are left, and return their number."""
+        self._sql.execute("DELETE FROM candidate")
+        for statement in _REOPEN.split(";"):
+            self._sql.execute(statement)
+        return self.candidates()
+
+    def unexpected(self) -> int:
+        """Return the number of candidates that no entry names."""
+        return int(self._sql.execute("SELECT count(*) FROM candidate WHERE rank IS NULL").fetchone()[0])
+
+    def seqs_of_candidates(self, records: StoredRecords) -> list[int | None]:
+        """Return for each expected record that is a candidate, and expected with the same rank, the sequence to write.
+
+        This is its own sequence, or that of a first load that has delivered it, if the record was found with that one.
+
+        :returns: None for other records.
+        """
+        rows = zip(map(self._number, records.targets), records.ids, records.ranks, strict=True)
+        found = (self._sql.execute(_REPAIRED_AS, row).fetchone() for row in rows)
+        return [None if row is None else int(row[0]) for row in found]
 
     def note(self, checked: Iterable[tuple[Candidate, Version]], newest: int) -> None:
         """Note what the check of undecided candidates has found."""

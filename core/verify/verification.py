@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Unpack, cast
+from typing import Literal, cast
 
-from export_queue.core.callables import checked
 from export_queue.core.drain import (
     COPY,
-    DRAIN_RETRY,
     Exporter,
-    StoreHandle,
-    binding_with,
-    check_binding,
-    filled_in,
-    load_exporter,
-    opened_exporter,
 )
-from export_queue.core.errors import SinkBindingError, SinkConfigurationError
-from export_queue.core.queue import KEPT, Entries, Queue, Range, bucket, find_queue, find_reader, join_ranges
-from export_queue.core.sinks import FencedSink, ScannableSink, Sink, SinkSpec, StoredRecords, collapse, opened_sink
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.queue import KEPT, Entries, Queue, Range, bucket, join_ranges
+from export_queue.core.sinks import (
+    FencedSink,
+    Operations,
+    ScannableSink,
+    Sink,
+    StoredRecords,
+    collapse,
+)
 from export_queue.core.sources import Content, StateContent, opened_content
 from export_queue.core.store import Database, queries
-from export_queue.core.verify.judging import ABSENT, NO_LOADS, Loads, Sighting, Verdict, Version, judge
+from export_queue.core.verify.judging import ABSENT, NO_LOADS, REPAIRABLE, Loads, Sighting, Verdict, Version, judge
 from export_queue.core.verify.report import MOST_SAMPLES, Sample, VerifyReport
-from export_queue.core.verify.request import VerifyOptions, VerifyRequest
+from export_queue.core.verify.request import VerifyRequest
 from export_queue.core.verify.spool import NO_TARGET, Candidate, Spool, digest_of
 from export_queue.core.verify.waiting import read_waiting
 
@@ -48,80 +46,6 @@ class VerifyProgress:
 OnProgress = Callable[[VerifyProgress], object]
 
 
-def verify(
-    store: StoreHandle,
-    queue_id: str,
-    sink: SinkSpec | Sink | FencedSink,
-    *,
-    sink_name: str | None = None,
-    on_progress: OnProgress | None = None,
-    **options: Unpack[VerifyOptions],
-) -> VerifyReport:
-    """Compare the records of a sink with the content of a queue. Producers and drains may continue.
-
-    No record is written. A difference that has a reason is not counted as one: an entry that is pending, a dead letter,
-    an entry that is younger than the cut of the comparison.
-
-    :param store: an open store.
-    :param queue_id: the queue, or the subscription that drains into the sink.
-    :param sink: a description of the sink, or an open one, which stays open.
-    :param sink_name: name of the sink that the queue is bound to; by default the name in the description, or the
-        class of an open sink.
-    :param on_progress: called after each page.
-    :param options: ``source``, ``exporter``, ``rounds``; see :class:`VerifyRequest`.
-    :returns: the report.
-    :raises ConfigurationError: an unknown queue or option, another sink or exporter, a sink that cannot be read back.
-    :raises SinkError: the sink cannot be used.
-    :raises ExporterError: the exporter cannot be used.
-    """
-    name = sink_name or (sink.name if isinstance(sink, SinkSpec) else type(sink).__name__)
-    return verify_as_requested(store, sink, VerifyRequest.of(queue_id, name, options), on_progress=on_progress)
-
-
-def verify_as_requested(
-    store: StoreHandle,
-    sink: SinkSpec | Sink | FencedSink,
-    request: VerifyRequest,
-    *,
-    on_progress: OnProgress | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> VerifyReport:
-    """Compare as a request says; see :func:`verify`."""
-    if on_progress is not None:
-        on_progress = checked(on_progress, "on_progress")
-    started_at = clock()
-    database = store.database
-    with database.read() as work:
-        reader = find_reader(work, request.queue_id)
-        queue = find_queue(work, reader.source)
-    bound_sink, bound_exporter = filled_in(database, request.queue_id, sink, request.exporter)
-    exporter = load_exporter(bound_exporter)
-    with (
-        opened_sink(bound_sink) as opened,
-        opened_exporter(exporter, DRAIN_RETRY) as found,
-        contextlib.closing(Spool()) as spool,
-    ):
-        _check(reader, opened, found, request)
-        comparison = Comparison(database, reader, queue, opened, found, request, spool, on_progress, sleep)
-        return comparison.run(lambda: clock() - started_at)
-
-
-def _check(reader: Queue, sink: Sink | FencedSink, exporter: Exporter, request: VerifyRequest) -> None:
-    """Refuse a sink or an exporter that the drains of a reader do not use, or a sink that cannot be read back."""
-    if reader.sink is not None and reader.sink != request.sink_name:
-        raise SinkBindingError(
-            f"queue {reader.id!r} drains into sink {reader.sink!r}, found a comparison with {request.sink_name!r}",
-            hint="name the queue or subscription that drains into this sink, or give the sink's name (sink_name=)",
-        )
-    check_binding(reader, binding_with(sink, exporter.identity))
-    if not isinstance(sink, ScannableSink):
-        raise SinkConfigurationError(
-            f"sink {request.sink_name!r}, a {type(sink).__name__}, cannot be compared: it has no method scan",
-            hint="add the methods of export_queue.ScannableSink to it; docs/sinks/your-own.md describes them",
-        )
-
-
 @dataclass(slots=True)
 class Comparison:
     """The state of one comparison.
@@ -136,26 +60,28 @@ class Comparison:
     sink: Sink | FencedSink
     exporter: Exporter
     request: VerifyRequest
-    spool: Spool
     on_progress: OnProgress | None
     sleep: Callable[[float], None]
+    spool: Spool = field(default_factory=Spool)
     cut: int = 0
     is_ranked: bool = True
     loads: Loads = NO_LOADS
     compared: int = 0
     scanned: int = 0
+    collections: set[str] = field(default_factory=set)
+    """The collections of the expected records."""
     counts: Counter[str] = field(default_factory=Counter)
     samples: defaultdict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
 
     def run(self, seconds: Callable[[], float]) -> VerifyReport:
         """Compare, and return the report."""
-        collections = self._read_source()
-        for records in self._scannable.scan(collections):
+        self.collections = self._read_source()
+        for records in self._scannable.scan(self.collections):
             self.spool.add_found(records)
             self.scanned += len(records)
             self._progress("sink", self.scanned)
         self._read_loads()
-        if self.spool.compare(is_ranked=self.is_ranked, copies=self._copies, loads=self.loads):
+        if self.spool.compare(is_ranked=self.is_ranked, copies=self.copies, loads=self.loads):
             self._settle()
         return VerifyReport(
             queue=self.reader.id,
@@ -170,19 +96,28 @@ class Comparison:
             **self.counts,
         )
 
+    def close(self) -> None:
+        self.spool.close()
+
     @property
     def _scannable(self) -> ScannableSink:
         return cast(ScannableSink, self.sink)
 
     @property
-    def _copies(self) -> bool:
+    def copies(self) -> bool:
         """Whether the id of a record is the key of its entry."""
         return self.exporter.identity == COPY
 
     def _read_source(self) -> set[str]:
         """Read the content of the queue, and return the collections that its records are in."""
-        collections = {self.reader.source} if self._copies else set()
+        collections = {self.reader.source} if self.copies else set()
         with self._content() as content:
+            if self.request.repair and not content.is_ranked:
+                raise InvalidArgument(
+                    f"source {self.request.source_name!r} does not know the sequences of its entries: a repair could "
+                    "not tell an old record from a new one",
+                    hint="repair from the state of the queue, or add the content to the queue again",
+                )
             self.cut = content.cut
             self.is_ranked = content.is_ranked and not self.sink.capabilities.fenced
             for page in self._pages(content, self.queue.units()):
@@ -254,23 +189,62 @@ class Comparison:
             if not self.spool.candidates() or number == self.request.rounds:
                 return
             self.sleep(PAUSE * number)
-            self._read_again()
+            self.read_again()
 
     def _check_all(self, *, is_last: bool) -> None:
-        read_waiting(self.database, self.reader, self.exporter, self._scannable, self.spool)
+        self.read_waiting()
         checked = 0
         for page in self.spool.pages():
-            found, floors, newest = self._look_up(page)
+            judged, newest = self.judged(page)
             decided: list[Candidate] = []
-            for one in page:
-                verdict = self._judge(one, found[one.number], floors[one.target], newest)
+            for one, found, verdict in judged:
                 if verdict != "younger" or is_last:
-                    self._count(verdict, one, found[one.number])
+                    self._count(verdict, one, found)
                     decided.append(one)
-            self.spool.note(((one, found[one.number]) for one in page), newest)
+            self.spool.note(((one, found) for one, found, _ in judged), newest)
             self.spool.resolve(decided)
             checked += len(page)
             self._progress("check", checked)
+
+    def read_waiting(self) -> None:
+        """Read the pending entries and the dead letters, which explain differences."""
+        read_waiting(self.database, self.reader, self.exporter, self._scannable, self.spool)
+
+    def judged(self, page: Sequence[Candidate]) -> tuple[list[tuple[Candidate, Version, Verdict]], int]:
+        """Look candidates up in the sink, and decide about each.
+
+        :returns: for each what was found, and the decision; and an id that was drawn after that.
+        """
+        found, floors, newest = self._look_up(page)
+        seen = [(one, found[one.number]) for one in page]
+        return [(one, version, self._judge(one, version, floors[one.target], newest)) for one, version in seen], newest
+
+    def expected_operations(self) -> Iterator[Operations]:
+        """Read the content of the remaining candidates, and return what the exporter makes of each page."""
+        with self._content() as content:
+            for page in self._pages(content, self._ranges()):
+                yield collapse(self.exporter.export(self.reader, page).operations)[0]
+
+    def of_candidates(self, operations: Operations) -> Operations:
+        """Return the operations that write candidates, with the sequences that they should have."""
+        records, positions = self._scannable.render(operations)
+        found = zip(positions, self.spool.seqs_of_candidates(records), strict=True)
+        seqs = {at: seq for at, seq in found if seq is not None}
+        return replace(operations.take(sorted(seqs)), seqs=[seqs[at] for at in sorted(seqs)])
+
+    def tombstones(self) -> Iterator[Operations]:
+        """Return deletes, at the cut, of the candidates that no entry names."""
+        for page in self.spool.pages():
+            extra = [one for one in page if one.expected is None and one.target != NO_TARGET]
+            wanted = {(self.spool.target(one.target), one.id) for one in extra}
+            for name in sorted(self.collections) if extra else ():
+                deletes = _deletes(name, [one.id for one in extra], self.cut)
+                records, positions = self._scannable.render(deletes)
+                named = list(zip(records.targets, records.ids, strict=True))
+                found = {at for at, record in zip(positions, named, strict=True) if record in wanted}
+                wanted -= set(named)
+                if found:
+                    yield deletes.take(sorted(found))
 
     def _look_up(self, page: Sequence[Candidate]) -> tuple[dict[int, Version], dict[int, int], int]:
         """Read the records of candidates, then the floors of their targets, and draw an id of the store after that."""
@@ -315,6 +289,8 @@ class Comparison:
         if verdict == "same":
             return
         self.counts[verdict] += 1
+        if verdict in REPAIRABLE and one.target != NO_TARGET:
+            self.spool.keep(one)
         if verdict in ("queued", "younger") or len(self.samples[verdict]) == MOST_SAMPLES:
             return
         target = f"queue {self.reader.source}" if one.target == NO_TARGET else self.spool.target(one.target)
@@ -322,7 +298,7 @@ class Comparison:
         record = one.id.decode("utf-8", "backslashreplace")
         self.samples[verdict].append(Sample(target, record, expected, _seq(found.rank)))
 
-    def _read_again(self) -> None:
+    def read_again(self) -> None:
         """Read the content of the remaining candidates at a newer cut."""
         self.spool.forget_refused()
         with self._content() as content:
@@ -333,7 +309,7 @@ class Comparison:
 
     def _ranges(self) -> Sequence[Range]:
         """Return the buckets that may name the candidates."""
-        if not self._copies:
+        if not self.copies:
             return self.queue.units()
         found = {bucket(key or record, self.queue.buckets) for record, key in self.spool.ids_and_keys()}
         return join_ranges(Range(at, at + 1, self.queue.layout) for at in found)
@@ -341,6 +317,11 @@ class Comparison:
     def _progress(self, step: Literal["source", "sink", "check"], records: int) -> None:
         if self.on_progress is not None:
             self.on_progress(VerifyProgress(step, records))
+
+
+def _deletes(collection: str, ids: Sequence[bytes], seq: int) -> Operations:
+    count = len(ids)
+    return Operations([collection] * count, ids, [None] * count, [seq] * count, range(count))
 
 
 def _refused(one: Candidate, loads: Loads, *, was_settled: bool) -> Verdict:

@@ -41,6 +41,7 @@ from export_queue.hooks.tasks import task_name
 from export_queue.operators import (
     ExportQueueConfigureOperator,
     ExportQueueDrainOperator,
+    ExportQueueReplayOperator,
     ExportQueueVerifyOperator,
 )
 
@@ -418,3 +419,41 @@ def test_verify_succeeds_without_differences_and_fails_at_once_with_them(
     assert "missing: orders customer 7" in str(raised.value)
     with pytest.raises(InvalidArgument, match="no_orders"):
         run_task(ExportQueueVerifyOperator, **compared, source=f"{__name__}:no_orders")
+
+
+def remembered(store: Any) -> None:
+    store.configure_queue("kept", buckets=4, state=True)
+    with store.transaction() as tx:
+        tx.queue("kept").add_many((f"customer {i}", {"total": i}) for i in range(3))
+
+
+def test_verify_repairs_and_succeeds_if_nothing_differs_afterwards(
+    airflow_store: Any, run_task: Any, copies: Any, tmp_path: Path
+) -> None:
+    remembered(airflow_store)
+    compared = {"queue_id": "kept", "sink_conn_id": "copies"}
+    run_task(ExportQueueDrainOperator, **compared)
+    with sqlite3.connect(tmp_path / "copies.db") as connection:
+        connection.execute("UPDATE kept SET document = '{}' WHERE id <> 'customer 0'")
+        connection.execute("INSERT INTO kept VALUES ('other', '{}', 3, 0)")
+    with pytest.raises(AirflowFailException, match="2 different"):
+        run_task(ExportQueueVerifyOperator, **compared)
+    with pytest.raises(AirflowFailException, match="1 extra records were not deleted"):
+        run_task(ExportQueueVerifyOperator, **compared, repair=True)
+    report = run_task(ExportQueueVerifyOperator, **compared, repair=True, max_deletes="{{ 1 }}")
+    assert (report["differences"], report["repaired"], report["undeleted"]) == (0, 1, 0)
+    with sqlite3.connect(tmp_path / "copies.db") as connection:
+        rows = connection.execute("SELECT id, document FROM kept_live").fetchall()
+    assert {key: json.loads(found) for key, found in rows} == {f"customer {i}": {"total": i} for i in range(3)}
+
+
+def test_a_replay_adds_what_the_state_has_once_more(airflow_store: Any, run_task: Any, copies: Any) -> None:
+    remembered(airflow_store)
+    run_task(ExportQueueDrainOperator, queue_id="kept", sink_conn_id="copies")
+    result = run_task(ExportQueueReplayOperator, queue_id="kept", keys=["customer {{ 1 }}", "customer 9"])
+    assert (result["replayed"], result["absent"], result["samples"]) == (1, 1, ["customer 9"])
+    assert run_task(ExportQueueReplayOperator, queue_id="kept", all_keys=True)["replayed"] == 3
+    report = run_task(ExportQueueDrainOperator, queue_id="kept", sink_conn_id="copies")
+    assert report["read"] == 4
+    with pytest.raises(AirflowFailException, match="expected one of keys, prefix, key_range or all_keys"):
+        run_task(ExportQueueReplayOperator, queue_id="kept")

@@ -19,6 +19,7 @@ from export_queue.operators import (
     ExportQueueConfigureOperator,
     ExportQueueDrainOperator,
     ExportQueueMirrorOperator,
+    ExportQueueReplayOperator,
     ExportQueueSparkCompactOperator,
     ExportQueueSparkDrainOperator,
     ExportQueueSparkLoadOperator,
@@ -98,9 +99,17 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
         "scope": ("ch-", None),
         "max_deletes": (0.5, None),
     },
+    ExportQueueReplayOperator: STORE
+    | {
+        "queue_id": ("orders", REQUIRED),
+        "keys": (["77", "78"], None),
+        "prefix": ("77", None),
+        "key_range": (["70", "80"], None),
+        "source": ("module:orders", "state"),
+    },
     ExportQueueVerifyOperator: STORE
     | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}
-    | {"source": ("module:orders", "state")},
+    | {"source": ("module:orders", "state"), "max_deletes": (0.5, 0.2)},
     ExportTransactionOperator: STORE,
     ExportQueueSensor: STORE | {"queue_id": ("orders", REQUIRED), "ranges": ([[0, 101]], None), "groups": (4, None)},
     ExportQueueNotificationSensor: STORE

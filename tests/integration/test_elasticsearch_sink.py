@@ -843,11 +843,11 @@ def test_a_batch_that_was_held_up_looks_at_the_floor_again_before_each_request(m
     sink.apply(batch(None, seq=20))
     lines_of = sink_module.lines.lines_of
 
-    def held_up(operations: Operations) -> list[bytes]:
+    def held_up(operations: Operations, *others: bytes) -> list[bytes]:
         monkeypatch.setattr(sink_module.lines, "lines_of", lines_of)
         assert sweeper.sweep(store_id="s", floor=25) == 1
         now[0] += sweep.FLOOR_SECONDS + 1
-        return lines_of(operations)
+        return lines_of(operations, *others)
 
     monkeypatch.setattr(sink_module.lines, "lines_of", held_up)
     late = batch(b'{"n":1}', seq=15)

@@ -127,6 +127,7 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
         run("configure", "remembered", "--state")
         run("mirror", "remembered", "--query", "select 'a' as key, 1 as value")
         run("state", "remembered")
+        run("replay", "remembered", "--all")
         run("rollback", "remembered", "2100-01-01", "--dry-run")
         run("segments", "orders")
         run("compact", "orders", "--dry-run")

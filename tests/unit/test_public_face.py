@@ -21,7 +21,8 @@ NAMES = """
     ApplyResult BoundSink Candidates Capabilities Claim CompactJob CompactionReport ControlRecord
     DeadLetter DeadLetterFilter Delete DrainJob DrainReport
     ElasticsearchSink Entry ErrorRow ErrorTable Fate FencedSink FirstLoad FloorRecord KeyStory Level Limits LoadReport
-    Mark MemorySink MirrorReport Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection Retry
+    Mark MemorySink MirrorReport Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection
+    RepairableSink ReplayReport Retry
     ScannableSink SearchableSink Sink SinkSpec SqlSink State Store StoredRecords StoreSpec Submitter SweepableSink
     Transaction
     TransactionContext WaitingRows __version__ apply_batch
@@ -55,6 +56,7 @@ PROTOCOLS = (
     export_queue.ScannableSink,
     export_queue.Source,
     export_queue.SearchableSink,
+    export_queue.RepairableSink,
     export_queue.BoundSink,
     export_queue.Participant,
     ContinuingSink,

@@ -253,7 +253,7 @@ def test_the_doors_export_what_they_always_did():
         "MAX_SEQ ApplyResult BoundSink Capabilities Claim ClaimedSink CompositeSink ContinuingSink ControlRecord "
         "Delete ElasticsearchSink ErrorRow ErrorTable Fate FencedSink FloorRecord MemorySink "
         "Operations OperationsBuilder PreparableSink "
-        "Put RedisSink Rejection Round ScannableSink Sink SinkSpec SqlSink StoredRecords SweepableSink "
+        "Put RedisSink Rejection RepairableSink Round ScannableSink Sink SinkSpec SqlSink StoredRecords SweepableSink "
         "Put RedisSink Rejection Round SearchableSink Sink SinkSpec SqlSink SweepableSink "
         "apply_batch binding_of call_sink check_owner collapse document_bytes first_collection is_kind "
         "isolate register_store next_round opened_sink raise_floor refuse_seqs stale_rank".split()

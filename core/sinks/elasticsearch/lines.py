@@ -16,6 +16,8 @@ MAX_ID_BYTES = 512
 """The server refuses a whole request if one id is longer."""
 MAX_DOCUMENT_BYTES = (1 << 31) - 1
 
+NEWER, AS_NEW = b"external", b"external_gte"
+"""The server writes a document of a higher rank only, or also one of an equal rank."""
 _PLAIN = re.compile(rb"[ !#-\[\]-~]*")
 """Bytes that JSON does not escape."""
 _SUSPECT = (RESERVED.encode(), b"\\u")
@@ -62,14 +64,18 @@ def refuse_document(document: bytes) -> str | None:
     return None
 
 
-def lines_of(operations: Operations) -> list[bytes]:
-    """Return the lines of each operation: the action, and the document or tombstone."""
+def lines_of(operations: Operations, version_type: bytes = NEWER) -> list[bytes]:
+    """Return the lines of each operation: the action, and the document or tombstone.
+
+    :param version_type: :data:`NEWER` or :data:`AS_NEW`.
+    """
     versions = operations.ranks()
     return [
-        b'{"index":{"_id":%b,"version":%d,"version_type":"external"}}\n%b\n'
+        b'{"index":{"_id":%b,"version":%d,"version_type":"%b"}}\n%b\n'
         % (
             record,
             version,
+            version_type,
             b'{"%b":{"seq":%d,"deleted":true}}' % (RESERVED.encode(), version >> 1) if document is None else document,
         )
         for record, version, document in zip(_quoted(operations.ids), versions, operations.documents, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from export_queue.core.drivers import check_files, client_arguments
@@ -140,13 +141,21 @@ class ElasticsearchSink:
         self._queue_id = queue_id
 
     def apply(self, operations: Operations) -> ApplyResult:
+        return self._apply(operations, repairs=False)
+
+    def repair(self, operations: Operations) -> ApplyResult:
+        return self._apply(operations, repairs=True)
+
+    def _apply(self, operations: Operations, *, repairs: bool) -> ApplyResult:
         aliases, refused = indices.fill_collections(self._template, set(operations.collections))
         reasons: Reasons = {}
         refuse_collections(operations, reasons, refused, queue_id=self._queue_id)
         refuse_seqs(operations, reasons)
         lines.refuse(operations, reasons)
         try:
-            return apply_batch(retarget(operations, aliases), reasons=reasons, write=self._write)
+            return apply_batch(
+                retarget(operations, aliases), reasons=reasons, write=partial(self._write, repairs=repairs)
+            )
         except Exception:
             self._ready.clear()  # the indices may have been replaced: check them again
             self._proven.clear()
@@ -227,11 +236,13 @@ class ElasticsearchSink:
     def close(self) -> None:
         self._connection.close()
 
-    def _write(self, operations: Operations) -> ApplyResult:
-        """Write operations on distinct records above the floor."""
+    def _write(self, operations: Operations, *, repairs: bool) -> ApplyResult:
+        """Write operations on distinct records, those above the floor, or for a repair all."""
         for alias in sorted(set(operations.collections)):
             self._prepare(alias)
         floor = self._floor.read()
+        if repairs:
+            return self._write_above(operations, floor, lines.AS_NEW)
         if floor:
             stale = stale_rank(floor)
             above = [i for i, rank in enumerate(operations.ranks()) if rank > stale]
@@ -241,10 +252,10 @@ class ElasticsearchSink:
                 return ApplyResult(result.written, len(operations) - result.written - len(rejected), rejected)
         return self._write_above(operations, floor)
 
-    def _write_above(self, operations: Operations, floor: int) -> ApplyResult:
+    def _write_above(self, operations: Operations, floor: int, version_type: bytes = lines.NEWER) -> ApplyResult:
         requests = list(_requests(operations))
         written, rejected = 0, list[Rejection]()
-        for request, answers in zip(requests, self._settle_all(requests, floor), strict=True):
+        for request, answers in zip(requests, self._settle_all(requests, floor, version_type), strict=True):
             if answers.count(DONE) == len(answers):
                 written += len(answers)
                 continue
@@ -256,11 +267,11 @@ class ElasticsearchSink:
         rejected.sort(key=lambda rejection: rejection.position)
         return ApplyResult(written, len(operations) - written - len(rejected), tuple(rejected))
 
-    def _settle_all(self, requests: Sequence[_Request], floor: int) -> list[list[Answer]]:
+    def _settle_all(self, requests: Sequence[_Request], floor: int, version_type: bytes) -> list[list[Answer]]:
         """Settle requests, several at the same time. Their records are distinct, so that the order does not matter."""
 
         def settle(request: _Request) -> list[Answer]:
-            return self._settle(request.alias, lines.lines_of(request.operations), floor)
+            return self._settle(request.alias, lines.lines_of(request.operations, version_type), floor)
 
         if len(requests) == 1:
             return [settle(requests[0])]

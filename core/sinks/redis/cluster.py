@@ -57,6 +57,10 @@ return outcomes
 Keys: the hash of the ranks, then the keys of the records. Arguments for each record: field and text of the rank, the
 only type that the key may have, the key, the number of commands; for each command the number of its words, and the
 words. Returns the outcome for each record: 1 written, 0 stale, or the wrong type that its key has."""
+REPAIR_SCRIPT = SCRIPT.replace(
+    b"(not known or known < rank) and (not floor or floor < rank)", b"(not known or known <= rank)"
+)
+"""The same for records of an equal rank and below the floor, too."""
 SWEEP_SCRIPT = b"""
 local stale = redis.call('HGET', KEYS[1], 'xq:floor')
 if not stale or stale < ARGV[1] then
@@ -177,9 +181,10 @@ class Cluster:
         for node, answer in ask_each(asked).items():
             yield node, keys[node], answer
 
-    def write(self, operations: Operations) -> ApplyResult:
+    def write(self, operations: Operations, *, repairs: bool = False) -> ApplyResult:
         """Write operations on distinct records.
 
+        :param repairs: whether to write records of an equal rank and below the floor, too.
         :raises SinkLostData: a node has lost data; no part of the batch counts as written.
         :raises SinkUnavailable: a node does not answer, or slots were moved for too long; parts may be written.
         """
@@ -189,7 +194,7 @@ class Cluster:
         for start in range(0, max(map(len, groups.values())), _RECORDS_AT_ONCE):
             parts = {name: group[start : start + _RECORDS_AT_ONCE] for name, group in groups.items()}
             steps = {name: _step(self._target, records, ranks, name, part) for name, part in parts.items() if part}
-            for name, outcomes in self._call(SCRIPT, steps).items():
+            for name, outcomes in self._call(REPAIR_SCRIPT if repairs else SCRIPT, steps).items():
                 for i, outcome in zip(parts[name], outcomes, strict=True):
                     if isinstance(outcome, bytes):
                         rejected.append(wrong_type(i, records.keys[i], outcome))

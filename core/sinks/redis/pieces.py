@@ -137,12 +137,21 @@ class RankedPiece(Piece):
 
     :param look: command that reads the server's incarnation.
     :param check: receives the reply, and raises an error if the server has lost data.
+    :param repairs: whether records of an equal rank and below the floor are written, too.
     """
 
     def __init__(
-        self, batch: Batch, part: range, target: Target, *, look: Command, check: Callable[[Any], None]
+        self,
+        batch: Batch,
+        part: range,
+        target: Target,
+        *,
+        look: Command,
+        check: Callable[[Any], None],
+        repairs: bool = False,
     ) -> None:
         super().__init__(batch, part, target)
+        self._repairs = repairs
         self._check = check
         self._ranks = rank_texts(self.operations.ranks())
         groups = batch.groups(part)
@@ -165,11 +174,11 @@ class RankedPiece(Piece):
         self.written = len(self)
 
     def judge(self, replies: Sequence[Any]) -> None:
-        # strictly: an equal rank is a repetition
+        # strictly, unless records are repaired: an equal rank is a repetition
         _, floor, mark, *found = replies
         self._check(mark)
         known, types = found[: len(self._groups)], found[len(self._groups) :]
-        stale = stale_text(floor)
+        stale = b"" if self._repairs else stale_text(floor)
         wrong = self.reject(types)
         is_above = not stale or min(self._ranks) > stale
         if wrong or not is_above or not _all_newer(self._ranks, list(chain.from_iterable(known))):
@@ -185,7 +194,7 @@ class RankedPiece(Piece):
             for i, known in zip(range(start, end), known_ranks, strict=True):
                 if ranks[i] <= stale or keys[i] in wrong:
                     continue
-                if known is None or known < ranks[i]:
+                if known is None or known < ranks[i] or (self._repairs and known == ranks[i]):
                     fresh.append(i)
                 elif self.target.repeats and known == ranks[i]:
                     repeated.append(i)

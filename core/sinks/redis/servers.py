@@ -56,8 +56,11 @@ class Servers(Protocol):
         :returns: fields and values of the control record that keep incarnations and fences.
         """
 
-    def write(self, operations: Operations) -> ApplyResult:
-        """Write operations on distinct records."""
+    def write(self, operations: Operations, *, repairs: bool = False) -> ApplyResult:
+        """Write operations on distinct records.
+
+        :param repairs: whether to write records of an equal rank and below the floor, too.
+        """
 
     def read(self, commands: Sequence[tuple[bytes, Command]]) -> list[Reply]:
         """Send reading commands, each to the server of a key.

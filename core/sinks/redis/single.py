@@ -82,11 +82,12 @@ class SingleServer:
     def hashes_of(self, prefix: bytes, ids: Sequence[bytes], keys: Sequence[bytes]) -> Sequence[bytes]:
         return [prefix + b"%d" % shard for shard in buckets_of(ids, self._shards)]
 
-    def write(self, operations: Operations) -> ApplyResult:
+    def write(self, operations: Operations, *, repairs: bool = False) -> ApplyResult:
         look = self._incarnations.look(layout.CONTROL)
         check = partial(self._incarnations.check, layout.CONTROL, server=self._connection.server)
         batch = Batch(operations, self._shards)
-        return self._write(batch, lambda part: RankedPiece(batch, part, self._target, look=look, check=check))
+        piece_of = partial(RankedPiece, batch, target=self._target, look=look, check=check, repairs=repairs)
+        return self._write(batch, piece_of)
 
     def write_under(self, claim: Claim, operations: Operations) -> ApplyResult:
         """Write piece by piece while the unit has the fence of the claim.

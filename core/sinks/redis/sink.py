@@ -168,6 +168,11 @@ class RedisSink:
             raise unclaimed_error(self)
         return self._apply(operations)
 
+    def repair(self, operations: Operations) -> ApplyResult:
+        if self._is_fenced:
+            raise unclaimed_error(self)
+        return self._apply(operations, repairs=True)
+
     def binding(self) -> Mapping[str, Any]:
         return dict(self._binding)
 
@@ -179,7 +184,7 @@ class RedisSink:
     def under(self, claim: Claim) -> ClaimedSink:
         return ClaimedSink(self, partial(self._apply, claim=claim))
 
-    def _apply(self, operations: Operations, *, claim: Claim | None = None) -> ApplyResult:
+    def _apply(self, operations: Operations, *, claim: Claim | None = None, repairs: bool = False) -> ApplyResult:
         templates, refused = layout.fill_collections(self._template, set(operations.collections))
         targeted = retarget(operations, templates)
         reasons: Reasons = {}
@@ -190,7 +195,9 @@ class RedisSink:
             self._agree_on_guard(servers, set(templates.values()))
             _refuse_long(servers, self._target, targeted, reasons)
             # a fenced sink never writes to a cluster
-            write = servers.write if claim is None else partial(cast(SingleServer, servers).write_under, claim)
+            write = partial(servers.write, repairs=repairs)
+            if claim is not None:
+                write = partial(cast(SingleServer, servers).write_under, claim)
             result = apply_batch(targeted, reasons=reasons, write=write, ttl=True)
             self._wait(servers)
             return result

@@ -136,7 +136,12 @@ class SqlSink:
     def apply(self, operations: Operations) -> ApplyResult:
         if self._layout.is_fenced:
             raise unclaimed_error(self)
-        return self._apply(operations, self._upsert_above_floor)
+        return self._apply(operations, self._upsert)
+
+    def repair(self, operations: Operations) -> ApplyResult:
+        if self._layout.is_fenced:
+            raise unclaimed_error(self)
+        return self._apply(operations, partial(self._upsert, repairs=True))
 
     def claim(self, claims: Sequence[Claim]) -> Sequence[ClaimedSink]:
         self._database.ask(claim_units, self._layout.schema, claims, self)
@@ -283,15 +288,19 @@ class SqlSink:
             raise
         return written, unfit | poison
 
-    def _upsert_above_floor(self, connection: Connection, table: Table, rows: Rows) -> int:
-        """Write the rows above the floor that are newer than those in the table. The floor stays until then."""
+    def _upsert(self, connection: Connection, table: Table, rows: Rows, *, repairs: bool = False) -> int:
+        """Write the rows above the floor that are newer than those in the table. The floor stays until then.
+
+        :param repairs: whether to write rows of an equal rank and below the floor, too.
+        """
+        table = replace(table, repairs=repairs)
         dialect, mark = self._database.dialect, self._prepared.mark(table.name)
         beside = [found_mark(table)] if mark else []
         with held_floor(connection, self._layout.schema, locks_reads=dialect.locks_reads, beside=beside) as found:
             floor, marks = found
             if mark:
                 check_mark(table, marks[0], mark, sink=str(self))
-            if floor:
+            if floor and not repairs:
                 rows = rows.above(stale_rank(floor))
             if not len(rows):
                 return 0

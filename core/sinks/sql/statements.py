@@ -141,7 +141,7 @@ def merge_arrays(table: Table, types: Mapping[str, str]) -> str:
     """Return the guarded upsert of arrays. A unique violation means that another writer inserted first."""
     given = _given(table, types)
     changes = ", ".join(f"{quoted(name)} = {given[name]}" for name in table.columns[len(table.keys) :])
-    newer = f' AND COALESCE(t."{RANK}", -1) < s."{RANK}"' if table.ranked else ""
+    newer = f' AND COALESCE(t."{RANK}", -1) {table.below} s."{RANK}"' if table.ranked else ""
     return (
         f"MERGE INTO {POSTGRESQL.name(table)} AS t USING {_arrays(table)} ON {_at(table, types)}\n"
         f"WHEN MATCHED{newer} THEN UPDATE SET {changes}\n"
@@ -222,4 +222,4 @@ def _on_conflict(table: Table) -> str:
     if not table.ranked:
         return upsert
     # the rank is NULL in a row that is older than the sink; nothing is greater than NULL
-    return f'{upsert}\nWHERE COALESCE(t."{RANK}", -1) < excluded."{RANK}"'
+    return f'{upsert}\nWHERE COALESCE(t."{RANK}", -1) {table.below} excluded."{RANK}"'

@@ -161,6 +161,8 @@ class Table:
     """None for the connection's default schema."""
     ranked: bool = True
     """Whether its rows have a rank and a tombstone mark; with the guard ``fence`` they have neither."""
+    repairs: bool = False
+    """Whether rows of an equal rank are written, too."""
     shape: Any = None
     """What its writes depend on, as the dialect has read it; None if the dialect does not read it."""
 
@@ -168,6 +170,11 @@ class Table:
     def live(self) -> str:
         """Name of the view that hides tombstones."""
         return f"{self.name}_live"
+
+    @property
+    def below(self) -> str:
+        """The comparison of a row's rank with a new one that lets the new one be written."""
+        return "<=" if self.repairs else "<"
 
     @property
     def columns(self) -> tuple[str, ...]:

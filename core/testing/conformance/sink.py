@@ -35,6 +35,7 @@ from export_queue.core.testing.conformance.histories import (
     winners,
 )
 from export_queue.core.testing.conformance.races import SinkRaces
+from export_queue.core.testing.conformance.repairs import SinkRepairs
 from export_queue.core.testing.conformance.scans import SinkScans
 from export_queue.core.testing.conformance.sweeps import SinkSweeps
 
@@ -155,7 +156,7 @@ class SingleBatches(SinkScans):
             sink.admit(queue_id=f"{queue}2", store_id="first", fence=50)
 
 
-class SinkConformance(SingleBatches, SinkRaces, SinkSweeps):
+class SinkConformance(SingleBatches, SinkRaces, SinkRepairs, SinkSweeps):
     """Tests that every sink must pass. A subclass opens the sink, and reads it as its users do."""
 
     # Order, repetition, deletes.

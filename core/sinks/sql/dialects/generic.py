@@ -7,6 +7,7 @@ here depends on an isolation level, on locks, or on how a database reads.
 
 from __future__ import annotations
 
+import operator
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -149,13 +150,15 @@ class GenericDialect(Dialect):
         given = list(zip(*rows.columns(table), strict=True))
         described, width = _described(table), len(table.keys)
         known = _ranks(connection, described, table, given)
-        newer = [row for row in given if row[:width] in known and (not table.ranked or known[row[:width]] < row[-2])]
+        below = operator.le if table.repairs else operator.lt
+        found = [row for row in given if row[:width] in known]
+        newer = [row for row in found if not table.ranked or below(known[row[:width]], row[-2])]
         missing = [row for row in given if row[:width] not in known]
         written = 0
         if newer:
             guarded = sa.update(described).where(*_at(described, table))
             if table.ranked:
-                guarded = guarded.where(sa.func.coalesce(described.c[RANK], -1) < sa.bindparam("new_rank"))
+                guarded = guarded.where(below(sa.func.coalesce(described.c[RANK], -1), sa.bindparam("new_rank")))
             named = [name for name in table.columns if name not in table.keys]
             guarded = guarded.values({name: sa.bindparam(f"to_{name}") for name in named})
             places = [*(f"at_{key}" for key in table.keys), *(f"to_{name}" for name in named)]

@@ -323,7 +323,7 @@ def _where_newer(table: Table) -> str:
         plain = [_quoted(column.name) for column in table.contents.columns]
         return "\nON DUPLICATE KEY UPDATE\n" + ",\n".join(f"{name} = VALUES({name})" for name in plain)
     rank = _quoted(RANK)
-    newer = f"COALESCE({rank}, -1) < VALUES({rank})"
+    newer = f"COALESCE({rank}, -1) {table.below} VALUES({rank})"
     guarded = [*(column.name for column in table.contents.columns), DELETED]
     changes = [f"{name} = IF({newer}, VALUES({name}), {name})" for name in map(_quoted, guarded)]
     changes.append(f"{rank} = GREATEST(COALESCE({rank}, -1), VALUES({rank}))")
