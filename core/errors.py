@@ -108,6 +108,10 @@ class MirrorRefused(ExportQueueError):
     """A mirror load would delete more records than it is allowed to."""
 
 
+class RebuildRefused(ExportQueueError):
+    """Readers were not led to the new target of a rebuild, because it differs from the queue."""
+
+
 class EntryError(ExportQueueError, ValueError):
     """The queue refuses a key or value."""
 

@@ -4,6 +4,7 @@ from export_queue.operators.compact import ExportQueueCompactOperator
 from export_queue.operators.configure import ExportQueueConfigureOperator
 from export_queue.operators.drain import ExportQueueDrainOperator
 from export_queue.operators.mirror import ExportQueueMirrorOperator
+from export_queue.operators.rebuild import ExportQueueRebuildOperator
 from export_queue.operators.replay import ExportQueueReplayOperator
 from export_queue.operators.spark_compact import ExportQueueSparkCompactOperator
 from export_queue.operators.spark_drain import ExportQueueSparkDrainOperator
@@ -15,6 +16,7 @@ __all__ = [
     "ExportQueueConfigureOperator",
     "ExportQueueDrainOperator",
     "ExportQueueMirrorOperator",
+    "ExportQueueRebuildOperator",
     "ExportQueueReplayOperator",
     "ExportQueueSparkCompactOperator",
     "ExportQueueSparkDrainOperator",

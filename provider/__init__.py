@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         OptionsDiffer,
         OtherCluster,
         QueueBusy,
+        RebuildRefused,
         RegistrationLost,
         SchemaVersionError,
         SecretNotFound,
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
         FloorRecord,
         MemorySink,
         Operations,
+        PointingSink,
         Put,
         RedisSink,
         Rejection,
@@ -126,7 +128,7 @@ if TYPE_CHECKING:
     from export_queue.core.state import MirrorReport, State
     from export_queue.core.store import Limits, Outcome, StoreSpec
     from export_queue.core.transactions import Level, Participant, Transaction
-    from export_queue.core.verify import ReplayReport, VerifyReport, verify
+    from export_queue.core.verify import Rebuild, ReplayReport, VerifyReport, verify
     from export_queue.triggers import ExportQueueNotificationTrigger as ExportQueueNotificationTrigger
     from export_queue.triggers import ExportQueueTrigger as ExportQueueTrigger
 
@@ -197,10 +199,13 @@ __all__ = [
     "Outcome",
     "Owner",
     "Participant",
+    "PointingSink",
     "Put",
     "QueueBusy",
     "QueuedEntry",
     "Range",
+    "Rebuild",
+    "RebuildRefused",
     "RedisSink",
     "RegistrationLost",
     "Rejection",
@@ -278,8 +283,8 @@ _ROOMS = {
     "segments": "Candidates CompactionReport",
     "sinks": (
         "ApplyResult BoundSink Capabilities Claim ControlRecord Delete ElasticsearchSink ErrorRow ErrorTable Fate "
-        "FencedSink FloorRecord MemorySink Operations Put RedisSink Rejection RepairableSink ScannableSink "
-        "SearchableSink Sink SinkSpec SqlSink StoredRecords SweepableSink "
+        "FencedSink FloorRecord MemorySink Operations PointingSink Put RedisSink Rejection RepairableSink "
+        "ScannableSink SearchableSink Sink SinkSpec SqlSink StoredRecords SweepableSink "
         "apply_batch check_owner raise_floor refuse_seqs register_store stale_rank"
     ),
     "spark": (
@@ -291,7 +296,7 @@ _ROOMS = {
     "retry": "Retry",
     "sources": "Content FirstLoadReport FunctionSource Source SqlSource TableSource",
     "transactions": "Level Participant Transaction",
-    "verify": "ReplayReport VerifyReport verify",
+    "verify": "Rebuild ReplayReport VerifyReport verify",
 }
 """Names by the room from which they are loaded; all others are errors."""
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

@@ -47,6 +47,7 @@ def get_provider_info() -> dict[str, Any]:
                     "configure",
                     "drain",
                     "mirror",
+                    "rebuild",
                     "replay",
                     "spark_compact",
                     "spark_drain",

@@ -78,7 +78,7 @@ def named_sink(
     """
     if name is not None:
         check_sink_name(name)
-    chosen = {option: _value(value) for option, value in map(_pair, options)}
+    chosen = options_of(options)
     references = dict(map(_pair, secrets))
     named = _followed(text, "--sink")
     if (conn_id := _connection(named)) is not None:
@@ -104,6 +104,11 @@ def named_sink(
         if password is not None and "password" not in described["secrets"]:
             described["secrets"]["password"] = f"env:{SINK_PASSWORD}"
         yield SinkSpec.from_dict(described)
+
+
+def options_of(texts: Sequence[str]) -> dict[str, Any]:
+    """Read options of a sink: ``name=value``; a value that is not JSON is text."""
+    return {option: _value(value) for option, value in map(_pair, texts)}
 
 
 def database_of(text: str) -> URL:

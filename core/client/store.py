@@ -20,6 +20,7 @@ from export_queue.core.callables import check_runs, checked, name_of, returned
 from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.client.context import FirstLoad, TransactionContext
 from export_queue.core.client.dead_letters import DeadLetters
+from export_queue.core.client.rebuilds import Rebuilds
 from export_queue.core.drain import ExportToken, KeyStory, is_exported, token_of_long, wait_exported, why
 from export_queue.core.errors import (
     AlreadyCommitted,
@@ -35,7 +36,7 @@ from export_queue.core.queue import Backlog, Discarded, Mark, Queue, QueuedEntry
 from export_queue.core.retry import Retry
 from export_queue.core.segments import Candidates, CompactionReport, compact, delete_aborted, peek
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec
-from export_queue.core.sources import STATE, AnySource, FirstLoadReport, find_source, load_from
+from export_queue.core.sources import STATE, AnySource, FirstLoadReport, begun_first_load, find_source, load_from
 from export_queue.core.state import MirrorReport, State
 from export_queue.core.store import (
     DEFAULT_SCHEMA,
@@ -112,6 +113,8 @@ class Store:
         self._catalogue = Catalogue(database)
         self.dead_letters = DeadLetters(database, self._reader, self.queue)
         """Entries that drains set aside: ``list``, ``count``, ``retry``, ``drop`` and ``audit``."""
+        self.rebuilds = Rebuilds(self)
+        """Replacements of targets: ``start``, ``status``, ``list``, ``switch``, ``back``, ``finish`` and ``cancel``."""
         self._observers = Observers(database, self._context)
 
     @classmethod
@@ -577,7 +580,7 @@ class Store:
         :raises RegistrationLost: a newer first load of the subscription has replaced this one.
         :raises TransactionsInProgress: older transactions did not end in time; the error names them.
         """
-        loading = self._loading(subscription, timeout, settle_timeout)
+        loading = begun_first_load(self._checked, subscription, timeout=timeout, settle_timeout=settle_timeout)
         if source is None:
             return self._first_load_block(loading)
         _ = find_source(source)  # a wrong name is refused before anything begins
@@ -588,27 +591,6 @@ class Store:
     def _first_load_block(self, loading: AbstractContextManager[tuple[OpenTransaction, Queue]]) -> Iterator[FirstLoad]:
         with loading as (opened, reader):
             yield FirstLoad(self._context(opened), opened, reader)
-
-    @contextmanager
-    def _loading(
-        self, subscription: str, timeout: float | None, settle_timeout: float
-    ) -> Iterator[tuple[OpenTransaction, Queue]]:
-        """Run a block in the transaction of a first load."""
-        with self._checked.read() as work:
-            reader = stored.missing_load(work, subscription)
-        opened = OpenTransaction(self.database, kind="long", timeout=timeout, load=reader.number)
-        try:
-            opened.read_settled(Retry(attempts=None, seconds=settle_timeout, first_pause=0.02))
-            with self.database.read() as work:
-                stored.missing_load(work, subscription)  # an older load may have committed during the wait
-            yield opened, reader
-            number = opened.id
-            opened.commit()
-        except BaseException as error:
-            opened.abort(error)
-            raise
-        with self.database.begin() as work:
-            stored.note_first_load(work, reader, load=number)
 
     def state(self, queue_id: str) -> State:
         """Return the state of a queue: the latest entry of each key.

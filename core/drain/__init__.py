@@ -1,6 +1,6 @@
 """Drains: from a claim on a queue's ranges to records in a sink and a report."""
 
-from export_queue.core.drain.admission import StoreHandle, ask_sink, readmit, warn_of_closed
+from export_queue.core.drain.admission import StoreHandle, admit, ask_sink, readmit, warn_of_closed
 from export_queue.core.drain.binding import Binding, binding_with, check_binding, filled_in
 from export_queue.core.drain.claims import Terms, rounds
 from export_queue.core.drain.dead_letters import retry_dead_letters
@@ -72,6 +72,7 @@ __all__ = [
     "StoreHandle",
     "Tally",
     "Terms",
+    "admit",
     "ask_sink",
     "binding_with",
     "by_range",

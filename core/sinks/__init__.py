@@ -22,7 +22,7 @@ from export_queue.core.sinks.control import (
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.guards import Claim, ClaimedSink, FencedSink
 from export_queue.core.sinks.memory import MemorySink
-from export_queue.core.sinks.naming import first_collection
+from export_queue.core.sinks.naming import check_template, fill, first_collection
 from export_queue.core.sinks.operations import (
     MAX_SEQ,
     Delete,
@@ -37,6 +37,7 @@ from export_queue.core.sinks.protocol import (
     BoundSink,
     Capabilities,
     ContinuingSink,
+    PointingSink,
     PreparableSink,
     Rejection,
     RepairableSink,
@@ -74,6 +75,7 @@ __all__ = [
     "MemorySink",
     "Operations",
     "OperationsBuilder",
+    "PointingSink",
     "PreparableSink",
     "Put",
     "RedisSink",
@@ -91,8 +93,10 @@ __all__ = [
     "binding_of",
     "call_sink",
     "check_owner",
+    "check_template",
     "collapse",
     "document_bytes",
+    "fill",
     "first_collection",
     "is_kind",
     "isolate",

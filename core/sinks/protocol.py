@@ -258,6 +258,39 @@ class SearchableSink(Sink, Protocol):
         """
 
 
+@runtime_checkable
+class PointingSink(Sink, Protocol):
+    """A sink whose readers can be led from one collection to another by a name of their own, a *pointer*.
+
+    A rebuild needs it. A pointer is an alias, a view or a key that holds a key template; no drain writes through it.
+    """
+
+    def target(self, collection: str) -> str:
+        """Return the sink's own name of a collection: its table, the alias that is written to, or its key template.
+
+        :raises SinkConfigurationError: the collection cannot have one.
+        """
+
+    def pointed_at(self, pointer: str) -> str | None:
+        """Return to which target a pointer leads; None if nothing has this name.
+
+        :raises SinkConfigurationError: no pointer can have this name, or something else has it.
+        :raises SinkUnavailable: the server does not answer.
+        """
+
+    def point(self, pointers: Mapping[str, str]) -> None:
+        """Let pointers lead to collections of this sink, which are created if they are missing.
+
+        A reader sees the former target or the new one, and never neither. Elasticsearch, PostgreSQL, SQLite and a
+        single Redis server change all pointers in one step. Repeating the call changes nothing.
+
+        :param pointers: the collection of each pointer.
+        :raises SinkConfigurationError: as for :meth:`pointed_at`.
+        :raises SinkRefused: the target does not allow it.
+        :raises SinkUnavailable: the server does not answer, or readers keep a view locked. It may be asked again.
+        """
+
+
 def check_sink(sink: object) -> None:
     """Refuse a sink with a method that does not run when it is called, such as a coroutine function."""
     check_methods(sink, _METHODS, f"sink {type(sink).__name__}", error=SinkConfigurationError)

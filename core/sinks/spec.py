@@ -156,6 +156,20 @@ class SinkSpec:
         }
         return SinkSpec(self.kind, {**self.options, **missing}, self.secrets, name=self.name) if missing else self
 
+    def bound_to(self, binding: Mapping[str, Any]) -> SinkSpec:
+        """Return this description with the options of a binding, in place of those that it has.
+
+        :param binding: the options that decide which record is written, by name; other names are ignored.
+        :raises SinkConfigurationError: the binding is that of another kind of sink.
+        """
+        if binding.get("kind", self.kind) != self.kind:
+            raise SinkConfigurationError(f"expected a sink of the kind {binding['kind']}, found {self.kind}")
+        taken = self._parameters()
+        options = {
+            name: value for name, value in binding.items() if name != "kind" and (taken is None or name in taken)
+        }
+        return SinkSpec(self.kind, {**self.options, **options}, self.secrets, name=self.name)
+
     def _parameters(self) -> Collection[str] | None:
         parameters = inspect.signature(_factory(self)).parameters
         return None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else parameters

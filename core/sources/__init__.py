@@ -4,7 +4,7 @@ records; and data sets of users as rows and records.
 
 from export_queue.core.sources.data_files import rows_of_file, rows_of_own_query, rows_of_query
 from export_queue.core.sources.finding import STATE, AnySource, find_source, name_of_source, opened_content
-from export_queue.core.sources.first_load import FirstLoadReport, load_from
+from export_queue.core.sources.first_load import FirstLoadReport, begun_first_load, load_from
 from export_queue.core.sources.function import FunctionSource
 from export_queue.core.sources.protocol import Content, Source
 from export_queue.core.sources.records import NO_VALUE, Columns, as_key, is_batch, parts_of, record_of
@@ -29,6 +29,7 @@ __all__ = [
     "StateSource",
     "TableSource",
     "as_key",
+    "begun_first_load",
     "encoded_prefix",
     "find_source",
     "is_batch",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument, TransactionsInProgress
-from export_queue.core.queue import Queue, Range, find_queue
+from export_queue.core.queue import Queue, Range, find_queue, missing_load, note_first_load
+from export_queue.core.retry import Retry
 from export_queue.core.segments import BulkWriter, Shared, load_pyarrow, share_state
 from export_queue.core.sources.finding import STATE, AnySource, name_of_source, opened_content
 from export_queue.core.sources.protocol import Content
 from export_queue.core.sources.state import StateContent
+from export_queue.core.store import Database
 from export_queue.core.transactions import OpenTransaction
 
 _FILES_FROM = 50_000
@@ -47,6 +50,36 @@ class FirstLoadReport:
         """Summarise the load in one line."""
         shared = f", {self.shared} of them in shared files" if self.shared else ""
         return f"{self.subscription}: the first load has {self.entries} entries from {self.source}{shared}"
+
+
+@contextlib.contextmanager
+def begun_first_load(
+    database: Database, subscription: str, *, timeout: float | None = None, settle_timeout: float = 60.0
+) -> Iterator[tuple[OpenTransaction, Queue]]:
+    """Run a block in the transaction of a first load; its commit completes the load.
+
+    :param timeout: seconds until the commit is refused; 24 hours by default.
+    :param settle_timeout: seconds to wait for older transactions to end.
+    :returns: the transaction, and the subscription.
+    :raises InvalidArgument: the first load is not missing, or has been completed by another.
+    :raises RegistrationLost: a newer first load of the subscription has replaced this one.
+    :raises TransactionsInProgress: older transactions did not end in time.
+    """
+    with database.read() as work:
+        reader = missing_load(work, subscription)
+    opened = OpenTransaction(database, kind="long", timeout=timeout, load=reader.number)
+    try:
+        opened.read_settled(Retry(attempts=None, seconds=settle_timeout, first_pause=0.02))
+        with database.read() as work:
+            missing_load(work, subscription)  # an older load may have committed during the wait
+        yield opened, reader
+        number = opened.id
+        opened.commit()
+    except BaseException as error:
+        opened.abort(error)
+        raise
+    with database.begin() as work:
+        note_first_load(work, reader, load=number)
 
 
 def load_from(

@@ -409,6 +409,19 @@ sink_fence = _table(
     _id("fence"),  # the highest that the sink has shown to remember; written before the first batch
 )
 
+# Rebuilds of the targets of readers; one that has ended stays until the next one of its reader.
+rebuild = _table(
+    "xq_rebuild",
+    _text("reader", primary_key=True),  # the id of the reader whose target is replaced
+    _text("new_reader"),
+    _text("phase"),  # see core/verify/rebuild_record.py
+    _text("step"),  # the run of a step that set the phase
+    _text("options"),  # JSON
+    _text("who"),
+    _id("begun_ms"),
+    _id("changed_ms"),
+)
+
 low_watermark = _table("xq_low_watermark", _id("at_ms", primary_key=True), _id("low"))
 cleanup = _table(
     "xq_cleaning",

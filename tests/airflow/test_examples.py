@@ -110,6 +110,26 @@ def test_mirror_a_dataframe(
     assert again.result("drain")["acknowledged"] == 0
 
 
+def test_rebuild_an_index(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
+    from export_queue import SinkSpec, Store, drain
+
+    connect("search_default", conn_type="sqlite", host=str(tmp_path / "search.db"))
+    with Store.open(f"sqlite:///{store_path}") as store:
+        store.create()
+        store.configure_queue("products", state=True, subscriptions=["search"])
+        store.run(lambda tx: tx.queue("products").add("7", {"name": "pear"}))
+        sink = SinkSpec("sql", {"url": f"sqlite:///{tmp_path / 'search.db'}"}, name="search_default")
+        drain(store, "products/search", sink)
+        new = {"table": "$collection-2", "columns": {"name": "text"}}
+        run = run_dag(example("rebuild_an_index", "rebuild_an_index"), run_conf={"new_options": new})
+        assert run.state == "success", run.errors
+        assert [reader.id for reader in store.subscriptions("products")] == ["products/search-2"]
+    assert (run.result("start")["new"], run.result("switch")["phase"]) == ("products/search-2", "switched")
+    assert run.result("finish")["phase"] == "finished"
+    rows = sqlite3.connect(tmp_path / "search.db").execute("SELECT id, name FROM products_now").fetchall()
+    assert rows == [("7", "pear")]
+
+
 def test_compact_and_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
     connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
     run = run_dag(example("compact_and_drain", "compact_and_drain"))
@@ -247,5 +267,6 @@ def test_all_examples_run_together_on_one_store(
         "mirror_a_query",
         "nightly_verify",
         "react_to_changes",
+        "rebuild_an_index",
         "wait_for_export",
     }

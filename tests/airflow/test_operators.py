@@ -41,6 +41,7 @@ from export_queue.hooks.tasks import task_name
 from export_queue.operators import (
     ExportQueueConfigureOperator,
     ExportQueueDrainOperator,
+    ExportQueueRebuildOperator,
     ExportQueueReplayOperator,
     ExportQueueVerifyOperator,
 )
@@ -457,3 +458,26 @@ def test_a_replay_adds_what_the_state_has_once_more(airflow_store: Any, run_task
     assert report["read"] == 4
     with pytest.raises(AirflowFailException, match="expected one of keys, prefix, key_range or all_keys"):
         run_task(ExportQueueReplayOperator, queue_id="kept")
+
+
+def test_a_rebuild_goes_back_and_is_cancelled(airflow_store: Store, copies: Any, run_task: Any) -> None:
+    airflow_store.alter_queue("orders", state=True)
+    airflow_store.waive_first_load("orders/@state")
+    airflow_store.subscribe("orders", "main")
+    airflow_store.waive_first_load("orders/main")
+    add(airflow_store, 3)
+    run_task(ExportQueueDrainOperator, queue_id="orders/main", sink_conn_id="copies")
+    named = {"queue_id": "orders/main", "sink_conn_id": "copies"}
+    start = {
+        **named,
+        "step": "start",
+        "pointer": "orders_now",
+        "new_options": {"table": "orders-2"},
+        "new_name": "next",
+    }
+    assert run_task(ExportQueueRebuildOperator, **start)["new"] == "orders/next"
+    airflow_store.run(lambda tx: tx.queue("orders").add("customer 1", None))
+    for step, phase in {"switch": "switched", "back": "following", "cancel": "cancelled"}.items():
+        assert run_task(ExportQueueRebuildOperator, **named, step=step)["phase"] == phase
+    with pytest.raises(InvalidArgument, match="step: expected start, switch, back, finish, cancel, found 'turn'"):
+        run_task(ExportQueueRebuildOperator, **named, step="turn")

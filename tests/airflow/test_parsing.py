@@ -18,6 +18,7 @@ DAGS = (
     "local_drain",
     "nightly_verify",
     "react_to_changes",
+    "rebuild_an_index",
     "wait_for_export",
 )
 HEAVY = ("pyspark", "redis", "elasticsearch", "pyarrow", "pandas", "psycopg", "psycopg2")

@@ -19,6 +19,7 @@ from export_queue.operators import (
     ExportQueueConfigureOperator,
     ExportQueueDrainOperator,
     ExportQueueMirrorOperator,
+    ExportQueueRebuildOperator,
     ExportQueueReplayOperator,
     ExportQueueSparkCompactOperator,
     ExportQueueSparkDrainOperator,
@@ -110,6 +111,16 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
     ExportQueueVerifyOperator: STORE
     | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}
     | {"source": ("module:orders", "state"), "max_deletes": (0.5, 0.2)},
+    ExportQueueRebuildOperator: STORE
+    | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}
+    | {
+        "step": ("switch", REQUIRED),
+        "pointer": ("orders-now", None),
+        "new_options": ({"index": "$collection-2"}, None),
+        "new_name": ("search-2", None),
+        "source": ("module:orders", "state"),
+        "collections": (["orders", "customers"], None),
+    },
     ExportTransactionOperator: STORE,
     ExportQueueSensor: STORE | {"queue_id": ("orders", REQUIRED), "ranges": ([[0, 101]], None), "groups": (4, None)},
     ExportQueueNotificationSensor: STORE

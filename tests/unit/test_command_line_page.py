@@ -129,6 +129,7 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
         run("state", "remembered")
         run("replay", "remembered", "--all")
         run("rollback", "remembered", "2100-01-01", "--dry-run")
+        rebuild(run, store, copies)
         run("segments", "orders")
         run("compact", "orders", "--dry-run")
         for _ in range(2):
@@ -159,6 +160,23 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
         assert kind, name
         assert kind[1] == ("list" if isinstance(found, list) else "object"), name
     assert not [one for name, found in seen.items() for one in numbers_above_a_double(found)], "ids are text"
+
+
+def rebuild(run: Any, store: Store, copies: str) -> None:
+    run("configure", "books", "--state", "--subscription", "main")
+    store.run(lambda tx: tx.queue("books").add("a", 1))
+    run("drain", "books/main", "--sink", copies)
+    named = ("books/main", "--sink", copies)
+    start = (*named, "--pointer", "books_now", "--new-option", "table=books-2")
+    run("rebuild start", *start)
+    run("rebuild cancel", "books/main")
+    run("rebuild start", *start)
+    run("rebuild switch", *named)
+    run("rebuild back", *named)
+    assert run("rebuild status")[0]["new_entries"] == 0
+    run("rebuild switch", *named)
+    assert run("rebuild finish", "books/main")["phase"] == "finished"
+    assert run("rebuild status", "books/main")[0]["entries"] is None
 
 
 def numbers_above_a_double(found: Any) -> list[int]:

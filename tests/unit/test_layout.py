@@ -123,7 +123,7 @@ SUBJECTS = {
     "state": "exports queues states",
     "tables": "notifications queues",
     "transactions": "cleanup monitoring outcomes registrations reports",
-    "verify": "acts compactions exports",
+    "verify": "acts compactions exports queues readers rebuilds",
 }
 """The subjects of the store's statements that each room uses. A room that needs another one is named here first."""
 

@@ -21,12 +21,12 @@ NAMES = """
     ApplyResult BoundSink Candidates Capabilities Claim CompactJob CompactionReport ControlRecord
     DeadLetter DeadLetterFilter Delete DrainJob DrainReport
     ElasticsearchSink Entry ErrorRow ErrorTable Fate FencedSink FirstLoad FloorRecord KeyStory Level Limits LoadReport
-    Mark MemorySink MirrorReport Operations Outcome Owner Participant Put QueuedEntry Range RedisSink Rejection
-    RepairableSink ReplayReport Retry
+    Mark MemorySink MirrorReport Operations Outcome Owner Participant PointingSink Put QueuedEntry Range RedisSink
+    Rejection RepairableSink ReplayReport Retry
     ScannableSink SearchableSink Sink SinkSpec SqlSink State Store StoredRecords StoreSpec Submitter SweepableSink
     Transaction
     TransactionContext WaitingRows __version__ apply_batch
-    Content FirstLoadReport FunctionSource Source SqlSource TableSource VerifyReport verify
+    Content FirstLoadReport FunctionSource Rebuild Source SqlSource TableSource VerifyReport verify
     bucket bucket_column check_owner compact_job drain drain_job follow raise_floor readmit refuse_seqs
     register_data_source register_store stale_rank write_transactional
 
@@ -34,7 +34,7 @@ NAMES = """
     ConfigurationError CodecError ColumnNotObserved EntriesWait HasSubscriptions InvalidArgument
     OptionsDiffer
     SecretNotFound SinkBindingError SinkConfigurationError StateIncomplete UnknownQueue
-    EntryError MirrorRefused
+    EntryError MirrorRefused RebuildRefused
     SegmentLost SegmentRefused SegmentUnavailable
     StoreError OtherCluster SchemaVersionError StoreNotCreated StoreReplaced StoreUnavailable
     TransactionError AfterCommitFailed AlreadyCommitted ChangeSetTooLarge CommitOutcomeUnknown CommitRefused
@@ -54,6 +54,7 @@ PROTOCOLS = (
     export_queue.FencedSink,
     export_queue.SweepableSink,
     export_queue.ScannableSink,
+    export_queue.PointingSink,
     export_queue.Source,
     export_queue.SearchableSink,
     export_queue.RepairableSink,

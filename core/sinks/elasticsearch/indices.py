@@ -234,6 +234,15 @@ def identity(found: Found) -> str:
     return "/".join(filter(None, (settings["uuid"], settings.get("history", {}).get("uuid"))))
 
 
+def pointing(pointer: str, index: str, found: Found | None) -> Request:
+    """Return the request that makes a pointer an alias of one index alone, in one step.
+
+    :param found: the server's description of the pointer; None if it does not exist.
+    """
+    former = [{"remove": {"index": name, "alias": pointer}} for name in sorted(found or ()) if name != index]
+    return "POST", "/_aliases", {"actions": [*former, {"add": {"index": index, "alias": pointer, "filter": _HIDDEN}}]}
+
+
 def behind(template: str, found: Found) -> list[str]:
     """Return the indices behind aliases that match a template and hide tombstones.
 

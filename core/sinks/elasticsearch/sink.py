@@ -206,6 +206,47 @@ class ElasticsearchSink:
             if status not in (200, 404):  # an index that was removed shows nothing
                 raise whole(status, answer).explain(f"{self}, {alias}")
 
+    def target(self, collection: str) -> str:
+        return self._alias(collection)
+
+    def pointed_at(self, pointer: str) -> str | None:
+        found = self._look_at_pointer(pointer)
+        if found is None:
+            return None
+        names: set[str] = {alias for index in found.values() for alias in index.get("aliases", {})}
+        known = sorted(names & self._floor.whole_record().known.keys())
+        if len(found) == 1 and len(known) == 1:
+            return known[0]
+        raise SinkConfigurationError(
+            f"{pointer!r} of {self}: expected an alias of one index that the sink writes to, found one of "
+            f"{', '.join(sorted(found))}",
+            hint="give the pointer another name, or remove this alias",
+        )
+
+    def point(self, pointers: Mapping[str, str]) -> None:
+        actions: list[Any] = []
+        for pointer, collection in pointers.items():
+            alias = self._alias(collection)
+            self._prepare(alias)
+            index = self._index_behind(alias)
+            assert index is not None
+            _, _, body = indices.pointing(pointer, index, self._look_at_pointer(pointer))
+            actions += body["actions"]
+        taken = SinkUnavailable(f"{self}: the aliases {', '.join(pointers)} are being changed by others")
+        self._send_request(("POST", "/_aliases", {"actions": actions}), taken=taken)
+
+    def _look_at_pointer(self, pointer: str) -> Mapping[str, Any] | None:
+        """Describe the indices behind a pointer; refuse a name that the sink writes to, or that is an index."""
+        reason = indices.refuse_name(pointer)
+        if reason is None and pointer in self._floor.whole_record().known:
+            reason = f"alias {pointer!r} is written to by drains: a pointer has a name of its own"
+        found = None if reason else self._look(pointer)
+        if found is not None and pointer in found:
+            reason = f"{pointer!r} is an index, and cannot be an alias"
+        if reason:
+            raise SinkConfigurationError(f"{self}: {reason}", hint="give the pointer another name")
+        return found
+
     def create(self, collection: str) -> None:
         """Create the index of a collection, and its alias, if they are missing."""
         self._prepare(self._alias(collection))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from export_queue.core.sinks.batch import (
 )
 from export_queue.core.sinks.control import check_owner
 from export_queue.core.sinks.guards import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
-from export_queue.core.sinks.naming import is_fixed
+from export_queue.core.sinks.naming import is_fixed, names_of
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, StoredRecords
 from export_queue.core.sinks.redis import layout, scanning
@@ -247,6 +248,42 @@ class RedisSink:
         with self._working() as servers:
             (floor,) = servers.ask(layout.CONTROL, READ_FLOOR)
             return int(floor or 0)
+
+    def target(self, collection: str) -> str:
+        templates, refused = layout.fill_collections(self._template, [collection])
+        if refused:
+            raise SinkConfigurationError(refused[collection])
+        return templates[collection]
+
+    def pointed_at(self, pointer: str) -> str | None:
+        key = self._pointer_key(pointer)
+        (found,) = self._read([(key, ("GET", key))])
+        if isinstance(found, Exception):
+            raise SinkConfigurationError(
+                f"{self}: key {pointer!r} is not a string, and cannot be a pointer",
+                hint="give the pointer another name",
+            )
+        return None if found is None else bytes(found).decode("utf-8", "backslashreplace")
+
+    def point(self, pointers: Mapping[str, str]) -> None:
+        words = [(self._pointer_key(pointer), self.target(collection)) for pointer, collection in pointers.items()]
+        with self._working() as servers:
+            if isinstance(servers, SingleServer):
+                servers.ask(layout.CONTROL, ("MSET", *(word for pair in words for word in pair)))
+            else:
+                for key, template in words:
+                    servers.ask(key, ("SET", key, template))
+            self._wait(servers)
+
+    def _pointer_key(self, pointer: str) -> bytes:
+        """Return the key of a pointer; refuse a key of the sink, and one that a record may have."""
+        key = pointer.encode()
+        if not key or key.startswith(layout.RESERVED) or re.fullmatch(names_of(self._template), pointer, re.DOTALL):
+            raise SinkConfigurationError(
+                f"{self}: key {pointer!r} cannot be a pointer: it may be the key of a record, or of the sink itself",
+                hint="give the pointer another name",
+            )
+        return key
 
     def _read(self, commands: Sequence[tuple[bytes, Command]]) -> list[Reply]:
         with self._working() as servers:

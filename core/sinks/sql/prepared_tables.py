@@ -155,11 +155,17 @@ class PreparedTables:
 
     def run_ddl(self, tables: Sequence[Table]) -> None:
         """Create whatever is missing for some tables, while drains run; refuse tables that still cannot be a sink."""
+        self.change_ddl(lambda connection: execute(connection, self._missing(connection, tables)))
+        for table in tables:
+            self._examine(table)
+
+    def change_ddl(self, change: Callable[[Connection], None]) -> None:
+        """Change tables or views in a transaction, while drains and readers use them."""
 
         def attempt() -> None:
             with self._database.transaction() as connection:
                 self._database.dialect.limit_ddl(connection)
-                execute(connection, self._missing(connection, tables))
+                change(connection)
 
         try:
             # retried even after a refusal: another process may have run the same statements
@@ -167,8 +173,6 @@ class PreparedTables:
         except (Poison, TryAgain) as error:
             kind = SinkUnavailable if gave_way(error) else SinkRefused
             raise kind(f"{self._database}: {error}") from error
-        for table in tables:
-            self._examine(table)
 
     def _missing(self, connection: Connection, tables: Sequence[Table]) -> list[str]:
         schema, is_fenced = self._layout.schema, self._layout.is_fenced

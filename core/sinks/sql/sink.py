@@ -23,7 +23,7 @@ from export_queue.core.sinks.control import check_owner, stale_rank
 from export_queue.core.sinks.guards import Claim, ClaimedSink, Guard, check_guard, unclaimed_error
 from export_queue.core.sinks.operations import Operations
 from export_queue.core.sinks.protocol import ApplyResult, Capabilities, Rejection, StoredRecords, joined_records
-from export_queue.core.sinks.sql import scanning
+from export_queue.core.sinks.sql import pointing, scanning
 from export_queue.core.sinks.sql.control_tables import check_queue, held_floor, raise_floor, read_floor, read_queue
 from export_queue.core.sinks.sql.database import Database
 from export_queue.core.sinks.sql.dialects import KEPT_OUT, Password, Poison, SchemaChanged, open_dialect
@@ -196,6 +196,16 @@ class SqlSink:
 
     def floor_of(self, target: str) -> int:
         return self._database.ask(read_floor, schema=self._layout.schema)
+
+    def target(self, collection: str) -> str:
+        return self._prepared.of(collection).name
+
+    def pointed_at(self, pointer: str) -> str | None:
+        return self._database.ask(pointing.pointed_at, pointer)
+
+    def point(self, pointers: Mapping[str, str]) -> None:
+        tables = {pointer: self._prepared.prepare(self.target(one)) for pointer, one in pointers.items()}
+        self._prepared.change_ddl(partial(pointing.point, dialect=self._database.dialect, pointers=tables))
 
     def _described(self, name: str) -> Table:
         """Describe a table as it is in the database, or as it would be created; nothing is created."""

@@ -68,6 +68,14 @@ immediate constraints: rules, policies, other tables, triggers. An AFTER trigger
 the settings of ``BY_ARRAY``. Text is cast to a column's type without its length: an explicit cast to ``varchar(3)`` or
 a domain would cut the text, whereas the column refuses it."""
 
+GRANTS_POSTGRESQL = """\
+SELECT format('GRANT %s ON %s TO %s%s', a.privilege_type, CAST(:view AS text),
+              CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END,
+              CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
+  FROM pg_class c, aclexplode(c.relacl) a
+ WHERE c.oid = to_regclass(CAST(:view AS text)) AND a.grantee <> c.relowner"""
+"""Statements that repeat the rights on a view."""
+
 SHAPE_SQLITE = "SELECT sql FROM sqlite_master WHERE type = 'table' AND lower(name) = lower(:table)"
 """The same in SQLite."""
 

@@ -216,6 +216,13 @@ def refuse_table(name: str) -> str | None:
     return None
 
 
+def refuse_pointer(name: str) -> str | None:
+    """Return why a pointer, which is a view, cannot have a name."""
+    if not _TABLE.fullmatch(name) or name.lower().startswith(("xq_", "sqlite_", "pg_")):
+        return f"view {name[:100]!r}: expected 1 to 58 of letters, digits, _ . $ -, not first xq_, sqlite_ or pg_"
+    return None
+
+
 check_template = partial(naming.check_template, refuse=refuse_table, what="table")
 """Check a template of table names, without a schema, and return it in its normal form."""
 

@@ -13,6 +13,7 @@ from export_queue.core.store.queries import notifications as notifications
 from export_queue.core.store.queries import outcomes as outcomes
 from export_queue.core.store.queries import queues as queues
 from export_queue.core.store.queries import readers as readers
+from export_queue.core.store.queries import rebuilds as rebuilds
 from export_queue.core.store.queries import registrations as registrations
 from export_queue.core.store.queries import reports as reports
 from export_queue.core.store.queries import segments as segments

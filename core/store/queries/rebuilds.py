@@ -1,0 +1,49 @@
+"""SQL about rebuilds: which reader replaces which, and how far the replacement is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.schema import rebuild as r
+
+
+def find(work: Reading, reader: str) -> Mapping[str, Any] | None:
+    """Read the last rebuild of a reader."""
+    return next(iter(work.rows(sa.select(r).where(r.c.reader == reader))), None)
+
+
+def all_of(work: Reading) -> list[Mapping[str, Any]]:
+    """Read the last rebuild of each reader, by name."""
+    return work.rows(sa.select(r).order_by(r.c.reader))
+
+
+def add(work: Work, row: Mapping[str, Any], *, over: Collection[str]) -> bool:
+    """Store a new rebuild.
+
+    :param over: phases of an earlier rebuild of the reader that may be overwritten.
+    :returns: False if the reader has a rebuild in another phase.
+    """
+    work.connection.execute(r.delete().where(r.c.reader == row["reader"], r.c.phase.in_(over)))
+    if find(work, row["reader"]) is not None:
+        return False
+    now = work.now()
+    work.connection.execute(r.insert().values(**row, begun_ms=now, changed_ms=now))
+    return True
+
+
+def move(work: Work, reader: str, phase: str, *, before: Collection[str], step: str, of_step: bool = False) -> bool:
+    """Change the phase of a rebuild.
+
+    :param before: the phases from which it may change.
+    :param step: the run of a step that changes it.
+    :param of_step: only if the same run has set the phase before.
+    :returns: whether it was changed.
+    """
+    statement = r.update().where(r.c.reader == reader, r.c.phase.in_(before))
+    if of_step:
+        statement = statement.where(r.c.step == step)
+    return work.connection.execute(statement.values(phase=phase, step=step, changed_ms=work.now())).rowcount == 1
