@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -486,9 +485,12 @@ AFTER = {"start": "following", "switch": "switched", "back": "following", "finis
 
 
 def take(store: Store, target: Target, step: str) -> Any:
+    """Take a step, which never waits for leases: nobody else has any, and those of a killed step are taken over."""
     if step == "start":
         return start(store, target)
-    return getattr(store.rebuilds, step)(target.main, *([target.sink] if step in ("switch", "back") else []))
+    if step in ("switch", "back"):
+        return getattr(store.rebuilds, step)(target.main, target.sink, lock_timeout=0.0)
+    return getattr(store.rebuilds, step)(target.main)
 
 
 def take_and_die(open_store: Callable[[], Store], target: Target, step: str, at: int) -> None:
@@ -532,9 +534,7 @@ def kill_and_repeat(store: Store, open_store: Callable[[], Store], url: str, ste
         process.join(60)
         assert process.exitcode in (0, -signal.SIGKILL)
         store.run(lambda tx: tx.queue(target.queue).add("k4", {"n": 4}))
-        begun = time.monotonic()
         assert take(store, target, step).phase == AFTER[step]
-        assert time.monotonic() - begun < 20, "it waited for the leases of the killed one"
         new = step in ("switch", "finish")
         for reader in store.subscriptions(target.queue):
             drain(store, reader.id, target.sink)
@@ -567,4 +567,4 @@ def test_a_step_that_is_killed_anywhere_is_repeated(
     at = 0
     while kill_and_repeat(store, open_store, f"sqlite:///{tmp_path}/copies.db", step, at):
         at += 1
-    assert at >= {"finish": 3, "cancel": 3}.get(step, 8)
+    assert at >= {"start": 6, "finish": 3, "cancel": 3}.get(step, 8)

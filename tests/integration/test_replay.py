@@ -39,7 +39,7 @@ def orders(store: Store) -> Store:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading = import_module("export_queue.core.state.reading")
+    reading = import_module("export_queue.core.sources.state")
     monkeypatch.setattr(module, "PART", 5)
     monkeypatch.setattr(reading, "PAGE_ROWS", 3)
 
