@@ -32,7 +32,7 @@ class Retry:
     ``Retry(attempts=None, seconds=60)`` for work that must succeed, and ``Retry(attempts=1)`` for no retries.
 
     :param attempts: maximum number of attempts; None for no limit.
-    :param seconds: no attempt starts later than this after the first one; None for no limit.
+    :param seconds: no attempt starts later than this after the first one, 0 for one attempt; None for no limit.
     :param first_pause: seconds before the second attempt.
     :param longest_pause: maximum number of seconds between two attempts.
     :param sleep: waits for a number of seconds.
@@ -53,8 +53,9 @@ class Retry:
             raise InvalidArgument(f"attempts: expected at least 1, found {self.attempts}")
         for name in ("seconds", "first_pause", "longest_pause"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidArgument(f"{name}: expected more than 0, found {value}")
+            may_be_zero = name == "seconds"
+            if value is not None and not (value > 0 or (may_be_zero and value == 0)):
+                raise InvalidArgument(f"{name}: expected {'at least' if may_be_zero else 'more than'} 0, found {value}")
         for name in ("sleep", "random", "clock"):
             check_runs(getattr(self, name), name)
         if self.attempts is None and self.seconds is None:

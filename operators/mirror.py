@@ -40,6 +40,7 @@ class ExportQueueMirrorOperator(RenderedTask):
         records. Beyond it the task fails and adds nothing. (templated)
     :param dry_run: only report the difference.
     :param settle_timeout: seconds to wait for older transactions to end.
+    :param timeout: seconds until the commit is refused; by default 24 hours.
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
@@ -74,6 +75,7 @@ class ExportQueueMirrorOperator(RenderedTask):
         max_deletes: float | str = 0.2,
         dry_run: bool = False,
         settle_timeout: float = 60.0,
+        timeout: float | None = None,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -90,6 +92,7 @@ class ExportQueueMirrorOperator(RenderedTask):
         # not ``dry_run``, which is a method of every operator
         self.only_say = dry_run
         self.settle_timeout = settle_timeout
+        self.timeout = timeout
         self.export_queue_conn_id = export_queue_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -110,6 +113,7 @@ class ExportQueueMirrorOperator(RenderedTask):
                     max_deletes=self.max_deletes,
                     dry_run=self.only_say,
                     settle_timeout=self.settle_timeout,
+                    timeout=self.timeout,
                 )
         for kind, found in report.samples.items():
             if found:

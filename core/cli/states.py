@@ -136,6 +136,9 @@ def mirror(
     data: DataSet,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only report the difference")] = False,
     settle_timeout: Annotated[float, typer.Option(min=0, help="seconds to wait for older transactions to end")] = 60.0,
+    timeout: Annotated[
+        float | None, typer.Option(help="seconds until the commit is refused; by default 24 hours")
+    ] = None,
 ) -> Result:
     """Make a queue that remembers equal to a data set: add exactly the difference, deletes included.
 
@@ -150,6 +153,7 @@ def mirror(
         max_deletes=number_or_part(data.max_deletes, what="--max-deletes"),
         dry_run=dry_run,
         settle_timeout=settle_timeout,
+        timeout=timeout,
     )
     return _told(report)
 

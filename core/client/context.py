@@ -66,13 +66,15 @@ class TransactionContext:
         """Return a queue, to add entries to it, or to mirror a data set.
 
         :raises UnknownQueue: the store has no such queue.
-        :raises InvalidArgument: it is a subscription; add to its queue instead.
+        :raises InvalidArgument: it is a subscription; add to its queue instead. Or the transaction was begun for other
+            queues only.
         """
         self._transaction.require_open()
         if queue_id not in self._writers:
             queue = self._catalogue.queue(queue_id)
             if queue.parent is not None:
                 raise added_to_subscription(queue.id)
+            self._transaction.require_queue(queue.id)
             self._writers[queue_id] = MirrorWriter(self._transaction, queue)
         return self._writers[queue_id]
 

@@ -46,6 +46,7 @@ from export_queue.core.store import (
     Limits,
     Outcome,
     StoreSpec,
+    added_to_subscription,
     adopt,
     back_up,
     create,
@@ -246,6 +247,7 @@ class Store:
         connection: object = None,
         read_only: bool = False,
         settled: bool = False,
+        queues: Iterable[str] | None = None,
     ) -> Iterator[TransactionContext]:
         """Run a block in a transaction, which commits when the block ends and aborts if it raises an error.
 
@@ -257,6 +259,8 @@ class Store:
             you commit: your rows and the entries are committed together.
         :param read_only: write and register nothing, which is the cheapest way to read.
         :param settled: read-only, in a snapshot below every id in progress, which no later commit can change.
+        :param queues: for a long transaction, the only queues that it may add to. Mirrors, states and drains of other
+            queues then need not wait for its end.
         :raises AlreadyCommitted: the idempotency key has committed, before the block or during it. The error contains
             the stored result.
         :raises ConflictError: another transaction has written a key of this one.
@@ -272,9 +276,17 @@ class Store:
             )
         if kinds == ["read"] and idempotency_key is not None:
             raise InvalidArgument("an idempotency key is for work that writes, found one with read_only or settled")
+        if queues is not None and not long:
+            raise InvalidArgument("queues are named for a long transaction, found one that is not", hint="long=True")
         bound = None if connection is None else BoundSession(self.database, connection, store_id=self.identity.store_id)
         opened = OpenTransaction(
-            self.database, kind=kinds[0], settled=settled, timeout=timeout, idempotency_key=idempotency_key, bound=bound
+            self.database,
+            kind=kinds[0],
+            settled=settled,
+            timeout=timeout,
+            idempotency_key=idempotency_key,
+            bound=bound,
+            queues=self._known(queues),
         )
         try:
             yield self._context(opened)
@@ -283,13 +295,30 @@ class Store:
             opened.abort(error)
             raise
 
-    def begin(self, *, timeout: float | None = None) -> dict[str, Any]:
+    def begin(self, *, timeout: float | None = None, queues: Iterable[str] | None = None) -> dict[str, Any]:
         """Begin a long transaction that other processes continue and end.
 
         :param timeout: seconds until a commit is refused; 24 hours by default.
+        :param queues: the only queues that it may add to. Mirrors, states and drains of other queues then need not wait
+            for its end, which may be hours away.
         :returns: a JSON object for :meth:`resume`, :meth:`commit` and :meth:`abort`.
+        :raises UnknownQueue: the store has no such queue.
         """
-        return OpenTransaction(self._checked, kind="long", timeout=timeout).value.to_json()
+        opened = OpenTransaction(self._checked, kind="long", timeout=timeout, queues=self._known(queues))
+        return opened.value.to_json()
+
+    def _known(self, queues: Iterable[str] | None) -> list[str] | None:
+        """Check names of queues to which a transaction may add."""
+        if queues is None:
+            return None
+        if isinstance(queues, str):
+            raise InvalidArgument(f"queues: expected a list of queues, found the text {queues!r}")
+        names = list(queues)
+        with self._checked.read() as work:
+            for name in names:
+                if stored.find_queue(work, name).parent is not None:
+                    raise added_to_subscription(name)
+        return names
 
     @contextmanager
     def resume(self, transaction: dict[str, Any]) -> Iterator[TransactionContext]:
@@ -608,7 +637,7 @@ class Store:
         :param options: ``key``, ``value``, ``scope``, ``max_deletes``, ``dry_run`` and ``settle_timeout``.
         :returns: the numbers of new, changed, deleted and unchanged records.
         """
-        with self.transaction(long=True, timeout=timeout) as tx:
+        with self.transaction(long=True, timeout=timeout, queues=[queue_id]) as tx:
             return tx.queue(queue_id).mirror(data, **options)
 
     def replay(

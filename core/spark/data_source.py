@@ -161,7 +161,11 @@ class ExportQueueDataSource(DataSource):
             targets = settings.target.find(database, schema, bulk=True)
             try:
                 opened = OpenTransaction(
-                    database, kind="long", timeout=settings.timeout, idempotency_key=settings.idempotency_key
+                    database,
+                    kind="long",
+                    timeout=settings.timeout,
+                    idempotency_key=settings.idempotency_key,
+                    queues=settings.target.names,
                 )
             except AlreadyCommitted:
                 return ExportQueueWriter(settings, targets, identity.store_id)

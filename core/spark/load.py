@@ -70,9 +70,11 @@ def load_frame(
             opened = long_transaction(tx)
             if identity_of(opened.database).store_id != found.id:
                 raise InvalidArgument("tx is a transaction of another store than the one given")
-            return _load(df, opened, target, targets)
+            return _load(df, opened, target, targets.limited_to(opened))
         try:
-            opened = OpenTransaction(database, kind="long", timeout=timeout, idempotency_key=idempotency_key)
+            opened = OpenTransaction(
+                database, kind="long", timeout=timeout, idempotency_key=idempotency_key, queues=target.names
+            )
             try:
                 report = _load(df, opened, target, targets)
                 opened.commit(report.to_dict())

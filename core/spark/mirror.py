@@ -75,8 +75,9 @@ def mirror_frame(
             opened = long_transaction(tx)
             if identity_of(opened.database).store_id != opened_here.id:
                 raise InvalidArgument("tx is a transaction of another store than the one given")
+            opened.require_queue(target.queue)
             return _mirror(df, opened, _Job(store, target, options))
-        opened = OpenTransaction(opened_here.database, kind="long", timeout=timeout)
+        opened = OpenTransaction(opened_here.database, kind="long", timeout=timeout, queues=target.names)
         try:
             report = _mirror(df, opened, _Job(store, target, options))
             opened.commit()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from export_queue.core.spark.columns import Columns
+    from export_queue.core.transactions import OpenTransaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,11 @@ class Target:
         if (self.queue is None) == (self.queue_column is None):
             found = "none" if self.queue is None else "both"
             raise InvalidArgument(f"expected either queue or queue_column, found {found} of them")
+
+    @property
+    def names(self) -> list[str] | None:
+        """The only queues that rows may name; None if a column names them."""
+        return None if self.queue is None else [self.queue]
 
     @property
     def columns(self) -> Columns:
@@ -99,6 +105,22 @@ class Targets:
         """
         with database.read() as work:
             return replace(self, queues={name: queue_of(work, name, transaction) for name in self.queues})
+
+    def limited_to(self, opened: OpenTransaction) -> Targets:
+        """Leave out the queues that a transaction may not add to.
+
+        :raises InvalidArgument: it may add to none of them.
+        """
+        refused: dict[str, InvalidArgument] = {}
+        for name in self.queues:
+            try:
+                opened.require_queue(name)
+            except InvalidArgument as error:
+                refused[name] = error
+        allowed = {name: queue for name, queue in self.queues.items() if name not in refused}
+        if refused and not allowed:
+            raise next(iter(refused.values()))
+        return Targets(allowed, {**self.refused, **{name: Problem.of(error) for name, error in refused.items()}})
 
     def __getitem__(self, queue_id: str) -> Queue:
         """Find the queue that a row names.

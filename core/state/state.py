@@ -105,7 +105,7 @@ class State:
             everything = Range(0, content.reader.buckets, content.reader.layout)
             return replace(content, cut=cut).record_batches(everything, encoded_prefix(scope))
 
-        opened = OpenTransaction(self._database, kind="long")
+        opened = OpenTransaction(self._database, kind="long", queues=[queue.id])
         try:
             report = add_difference(opened, MirrorWriter(opened, queue), former, options)
             opened.commit()

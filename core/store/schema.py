@@ -72,6 +72,7 @@ active = _table(
     _text("client"),
     _id("load", nullable=True),  # of a first load: the number of its subscription
     _text("mirrors", nullable=True),  # of a mirror: its queue and scope; a newer mirror of the same ends this one
+    _text("queues", nullable=True),  # a JSON list of the only queues that it may add to
     _id("late_ms", nullable=True),  # when it was first found past its deadline, if a second check decides
     sa.Index("xq_active_owner", "owner"),
     # For snapshots on SQLite, which read these each time.

@@ -17,19 +17,23 @@ def take_snapshot(database: Database) -> Snapshot:
         return database.dialect.steps.take_snapshot(connection)
 
 
-def unfinished_below(database: Database, bound: int, *, load: int) -> tuple[Snapshot, list[int]]:
+def unfinished_below(database: Database, bound: int, *, load: int, reads_cells: bool) -> tuple[Snapshot, list[int]]:
     """Take a snapshot, and list the ids below a bound whose transactions may still commit.
 
     An invalid id never commits. An id that has been registered for days is in no snapshot, but its lock still counts.
 
     :param load: the subscription that is being loaded. First loads of other subscriptions are left out, because they
         write no cells and add nothing to this subscription.
+    :param reads_cells: whether more than this subscription is read. If not, transactions that may not add to its queue
+        are left out too.
     """
     with database.read() as work:
         locked = queries.registrations.oldest_lock(work, bound - 1)
     snapshot = take_snapshot(database)
     with database.read() as work:
         ignored = queries.registrations.invalid_ids(work) | queries.registrations.loads_of_others(work, load)
+        if not reads_cells:
+            ignored |= queries.registrations.limited_to_others(work, load)
     unfinished = {i for i in snapshot.excluded if i < bound and i not in ignored}
     return snapshot, sorted(unfinished | ({locked} if locked is not None else set()))
 
@@ -52,7 +56,7 @@ def settled_snapshot(database: Database, queue: int | None = None) -> Snapshot:
     Invalid ids are ignored, because they never commit.
 
     :param queue: number of the only queue that is read in the snapshot. First loads of other queues are ignored too,
-        because they add nothing to this one.
+        and transactions that may only add to others, because they add nothing to this one.
     """
     snapshot = take_snapshot(database)
     low = lowest_unfinished(database, snapshot, queue)
@@ -68,4 +72,5 @@ def lowest_unfinished(database: Database, snapshot: Snapshot, queue: int | None 
         ignored = queries.registrations.invalid_ids(work)
         if queue is not None:
             ignored = ignored | queries.registrations.loads_of_others(work, queue)
+            ignored |= queries.registrations.limited_to_others(work, queue)
     return min((i for i in snapshot.excluded if i not in ignored), default=snapshot.read_pointer + 1)

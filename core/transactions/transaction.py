@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -106,6 +106,7 @@ class OpenTransaction:
     :param idempotency_key: identifies the unit of work; a second commit under it is refused (I14).
     :param bound: for ``bound``: the user's SQL transaction.
     :param load: for ``long``: number of the subscription of which this is the first load. It adds to nothing else.
+    :param queues: for ``long``: ids of the only queues that it may add to, so that readers of others need not wait.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class OpenTransaction:
         idempotency_key: str | None = None,
         bound: BoundSession | None = None,
         load: int | None = None,
+        queues: Iterable[str] | None = None,
     ) -> None:
         self._timeout_ms = database.limits.timeout_ms(timeout, long=kind == "long")
         self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
@@ -142,6 +144,7 @@ class OpenTransaction:
         """The transaction as others may see it: with an id, and a snapshot made of ids."""
         self._settled = settled
         self._load = load
+        self._queues = None if queues is None else tuple(sorted(set(queues)))
         self.generation = 1
         """1, plus how often the idempotency key had been closed when the transaction began."""
         self._participants = Participants()
@@ -175,6 +178,7 @@ class OpenTransaction:
         opened = cls(database, kind="long")
         opened.request = UUID(value.request)
         opened._is_resumed = True
+        opened._queues = value.queues
         opened.idempotency_key, opened.generation = idempotency_key, generation
         opened._level = value.level
         opened._become(value)
@@ -301,9 +305,13 @@ class OpenTransaction:
                 deadline_ms=self._deadline_ms,
                 request=self.request.hex,
                 level=self._level,
+                queues=self._queues,
             )
         )
         self._move(State.IN_PROGRESS)
+        if self._queues is not None:
+            with self.database.begin() as work:
+                queries.registrations.note_queues(work, number, self._queues)
         return found
 
     def _draw(self, first: Cell | None = None) -> tuple[int, tuple[int, ...], int, Version | None]:
@@ -377,7 +385,8 @@ class OpenTransaction:
         """Wait until every smaller id has ended; return a snapshot of exactly what has been committed under them.
 
         :param retry: how often, and for how long, to check.
-        :param load: number of the reader whose entries are read in the snapshot. First loads of others are ignored.
+        :param load: number of the reader whose entries are read in the snapshot. First loads of others are ignored,
+            and transactions that may not add to its queue.
         :param mirrors: what the transaction mirrors. Older ones that mirror the same are aborted, because their
             programs may be gone; if the commit of one is in progress, it is waited for.
         :raises TransactionsInProgress: some have not ended.
@@ -390,7 +399,7 @@ class OpenTransaction:
             with self.database.begin() as work:
                 return queries.registrations.note_mirror(work, own, mirrors)
 
-        snapshot = self._wait_for_older(retry, load, older)
+        snapshot = self._wait_for_older(retry, load, older, reads_cells=False)
         return Snapshot(own - 1, tuple(i for i in snapshot.excluded if i < own))
 
     def read_settled(self, retry: Retry) -> None:
@@ -412,15 +421,18 @@ class OpenTransaction:
             with self.database.read() as work:
                 return queries.registrations.older_loads(work, own, load)
 
-        snapshot = self._wait_for_older(retry, load, older)
+        snapshot = self._wait_for_older(retry, load, older, reads_cells=True)
         others = Snapshot(snapshot.read_pointer, tuple(i for i in snapshot.excluded if i != own))
         self._become(replace(self.value, snapshot=others))
 
-    def _wait_for_older(self, retry: Retry, load: int, replaced: Callable[[], list[int]]) -> Snapshot:
+    def _wait_for_older(
+        self, retry: Retry, load: int, replaced: Callable[[], list[int]], *, reads_cells: bool
+    ) -> Snapshot:
         """Wait until every smaller id has ended, and return the snapshot that shows it.
 
         :param load: the reader whose first load, or whose entries, matter.
         :param replaced: finds older transactions that this one takes the place of; they are aborted.
+        :param reads_cells: whether it reads more than that.
         """
         own = self.value.id
 
@@ -428,7 +440,7 @@ class OpenTransaction:
             expire_if_due(self.database, seconds=self._seconds)
             for number in replaced():
                 self._session.call(self.database.dialect.steps.abort, kind="long", transaction=number)
-            snapshot, unfinished = unfinished_below(self.database, own, load=load)
+            snapshot, unfinished = unfinished_below(self.database, own, load=load, reads_cells=reads_cells)
             if unfinished:
                 raise self._waits_for(unfinished)
             return snapshot
@@ -452,6 +464,17 @@ class OpenTransaction:
         """Buffer entries, all or none."""
         self._require_writable()
         self.buffer.put_entries(entries, conflict_keys)
+
+    def require_queue(self, queue_id: str) -> None:
+        """Check that the transaction may add to a queue.
+
+        :raises InvalidArgument: it was begun for other queues only.
+        """
+        if self._queues is not None and queue_id not in self._queues:
+            raise InvalidArgument(
+                f"the transaction may add to {', '.join(map(repr, self._queues)) or 'no queue'}, found {queue_id!r}",
+                hint="name it when the transaction begins: queues=[…]",
+            )
 
     def has_entries(self, queue: int) -> bool:
         """Return whether this or another process has added entries to a queue in the transaction."""

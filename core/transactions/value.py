@@ -73,6 +73,8 @@ class Transaction:
     request: str
     """Identifies the commit, so that its outcome can be queried."""
     level: Level = Level.SNAPSHOT
+    queues: tuple[str, ...] | None = None
+    """The only queues that it may add to; None: all."""
 
     @property
     def read_pointer(self) -> int:
@@ -110,6 +112,7 @@ class Transaction:
             "deadline_ms": self.deadline_ms,
             "request": self.request,
             "level": self.level.value,
+            "queues": self.queues,
         }
 
     @classmethod
@@ -127,6 +130,7 @@ class Transaction:
                 deadline_ms=int(value["deadline_ms"]),
                 request=value["request"],
                 level=Level(value["level"]),
+                queues=None if value["queues"] is None else tuple(value["queues"]),
             )
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise InvalidArgument(f"expected a transaction as to_json() gives it, found {error!r}") from error

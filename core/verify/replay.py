@@ -197,7 +197,9 @@ class Replay:
 
     def _replay_part(self, within: Range) -> int | None:
         """Replay the first buckets of an interval in one transaction, and return the bucket that comes next."""
-        opened = OpenTransaction(self.database, kind="long", timeout=self.settle_timeout + TIMEOUT)
+        opened = OpenTransaction(
+            self.database, kind="long", timeout=self.settle_timeout + TIMEOUT, queues=[self.queue.id]
+        )
         try:
             retry = Retry(attempts=None, seconds=self.settle_timeout, first_pause=0.02)
             mirrors = f"replay {self.queue.number} {self.selection.name()}"

@@ -84,7 +84,7 @@ def test_a_check_before_each_call_ends_the_matter() -> None:
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("options", [{"attempts": 0}, {"seconds": 0}, {"first_pause": -1}, {"attempts": None}])
+@pytest.mark.parametrize("options", [{"attempts": 0}, {"seconds": -1}, {"first_pause": -1}, {"attempts": None}])
 def test_a_retry_without_sense_is_refused(options: dict[str, float | None]) -> None:
     with pytest.raises(InvalidArgument):
         Retry(**options)  # type: ignore[arg-type]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.portable import prefix_of
-from export_queue.core.store.schema import active, invalid, segment, staged_entry
+from export_queue.core.store.schema import active, invalid, queue, segment, staged_entry
 
 _WINDOW = 30 * 24 * 3600 * 1000 * 1_000_000
 """Maximum age of an id that a lock registers: a user's SQL transaction may stay open for days. It is limited because
@@ -41,6 +43,23 @@ def note_mirror(work: Work, transaction: int, mirrors: str) -> list[int]:
 def loads_of_others(work: Reading, subscription: int) -> set[int]:
     """List the first loads in progress of all other subscriptions. They write no cells."""
     return set(work.connection.scalars(sa.select(active.c.id).where(active.c.load != subscription)))
+
+
+def note_queues(work: Work, transaction: int, queues: Sequence[str]) -> None:
+    """Record the only queues that a transaction may add to."""
+    work.connection.execute(active.update().where(active.c.id == transaction).values(queues=json.dumps([*queues])))
+
+
+def limited_to_others(work: Reading, reader: int) -> set[int]:
+    """List the ids in progress of transactions that may add to some queues, but not to the queue of a reader."""
+    first = active.alias()
+    statement = sa.select(active.c.id, first.c.queues).join(first, first.c.id == active.c.owner)
+    rows = work.connection.execute(statement.where(first.c.queues.is_not(None))).all()
+    if not rows:
+        return set()
+    found = work.connection.scalar(sa.select(queue.c.id).where(queue.c.number == reader))
+    source = "" if found is None else found.partition("/")[0]
+    return {number for number, queues in rows if source and source not in json.loads(queues)}
 
 
 def oldest_lock(work: Reading, below: int) -> int | None:
