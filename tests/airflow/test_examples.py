@@ -130,6 +130,27 @@ def test_rebuild_an_index(store_path: Path, run_dag: Any, connect: Any, tmp_path
     assert rows == [("7", "pear")]
 
 
+def test_replay_a_part(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
+    from export_queue import SinkSpec, Store, drain
+
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+    with Store.open(f"sqlite:///{store_path}") as store:
+        store.create()
+        store.configure_queue("products", state=True)
+        store.run(lambda tx: tx.queue("products").add_many((str(n), {"n": n}) for n in range(20)))
+        drain(
+            store, "products", SinkSpec("sql", {"url": f"sqlite:///{tmp_path / 'reports.db'}"}, name="reports_default")
+        )
+    reports = sqlite3.connect(tmp_path / "reports.db", isolation_level=None)
+    reports.execute("UPDATE products SET document = '{}' WHERE NOT id LIKE 'xq_%'")
+    run = run_dag(example("replay_a_part", "replay_a_part"), run_conf={"prefix": "1"})
+    assert run.state == "success", run.errors
+    assert (run.result("replay")["replayed"], run.result("drain")["acknowledged"]) == (11, 11)
+    assert (run.result("verify")["repaired"], run.result("verify")["differences"]) == (9, 0)
+    rows = reports.execute("SELECT id, document FROM products_live").fetchall()
+    assert {key: json.loads(document) for key, document in rows} == {str(n): {"n": n} for n in range(20)}
+
+
 def test_compact_and_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
     connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
     run = run_dag(example("compact_and_drain", "compact_and_drain"))
@@ -268,5 +289,6 @@ def test_all_examples_run_together_on_one_store(
         "nightly_verify",
         "react_to_changes",
         "rebuild_an_index",
+        "replay_a_part",
         "wait_for_export",
     }

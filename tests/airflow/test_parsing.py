@@ -19,6 +19,7 @@ DAGS = (
     "nightly_verify",
     "react_to_changes",
     "rebuild_an_index",
+    "replay_a_part",
     "wait_for_export",
 )
 HEAVY = ("pyspark", "redis", "elasticsearch", "pyarrow", "pandas", "psycopg", "psycopg2")
