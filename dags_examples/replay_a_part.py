@@ -8,18 +8,18 @@ newer values. If records still differ afterwards, the last task writes them agai
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from airflow.sdk import dag
 
 from export_queue.operators import ExportQueueDrainOperator, ExportQueueReplayOperator, ExportQueueVerifyOperator
 
-QUEUE = {"queue_id": "products"}
-INTO_THE_SINK = QUEUE | {"sink_conn_id": "reports_default"}
+INTO_THE_SINK: dict[str, Any] = {"queue_id": "products", "sink_conn_id": "reports_default"}
 
 
 @dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), max_active_runs=1, params={"prefix": "1"})
 def replay_a_part():
-    replay = ExportQueueReplayOperator(task_id="replay", prefix="{{ params.prefix }}", **QUEUE)
+    replay = ExportQueueReplayOperator(task_id="replay", queue_id="products", prefix="{{ params.prefix }}")
     drain = ExportQueueDrainOperator(task_id="drain", **INTO_THE_SINK)
     verify = ExportQueueVerifyOperator(task_id="verify", repair=True, **INTO_THE_SINK)
     replay >> drain >> verify
