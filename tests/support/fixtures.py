@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -178,13 +179,26 @@ def open_store(store_kind: str, store_url: str) -> Callable[[], Store]:
     return lambda: Store.open(store_url, behind_pooler=store_kind == "postgresql-pooler")
 
 
+@pytest.fixture(scope="session")
+def sqlite_store_to_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a store, which nobody has open: to copy it takes less time than to create one."""
+    from export_queue.core.client import Store
+
+    path = tmp_path_factory.mktemp("store-to-copy") / "store.db"
+    with Store.open(f"sqlite:///{path}") as opened:
+        opened.create()
+    return path
+
+
 @pytest.fixture
 def store(request: pytest.FixtureRequest, store_url: str, open_store: Callable[[], Store]) -> Iterator[Store]:
     """An opened and created store."""
     call = getattr(request.node, "callspec", None)
-    is_copied = call is not None and str(call.params.get("store_url")).startswith("postgresql")
+    kind = "" if call is None else str(call.params.get("store_url"))
+    if kind == "sqlite":
+        shutil.copyfile(request.getfixturevalue("sqlite_store_to_copy"), store_url.removeprefix("sqlite:///"))
     with open_store() as opened:
-        if not is_copied:
+        if not kind.startswith(("sqlite", "postgresql")):
             opened.create()
         yield opened
 

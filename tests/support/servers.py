@@ -227,7 +227,8 @@ class PostgresServer(Server):
         :param template: name of the database that it is a copy of; by default it is empty.
         """
         name = f"test_{secrets.token_hex(6)}"  # other processes create databases on the same server
-        self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        # Copying files takes half the time of copying through the log, where nothing is flushed.
+        self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
         return name
 
     def drop_database(self, name: str) -> None:

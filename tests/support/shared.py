@@ -8,10 +8,14 @@ that the keeper sees the end even of a run that is killed.
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import functools
+import hashlib
+import hmac
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -84,6 +88,22 @@ class Run:
             with suppress(AssertionError):  # a server that does not stop is the keeper's affair
                 wait_until(lambda: not self._folder.exists(), "servers do not stop")
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class SharedPostgresServer(PostgresServer):
+    """The run's PostgreSQL server. A client proves its password in 1 round of hashing, not in 4096: tests log in often."""
+
+    def start(self) -> None:
+        """Start the server, and store the password anew."""
+        super().start()
+        salt = secrets.token_bytes(16)
+        salted = hashlib.pbkdf2_hmac("sha256", self.password.encode(), salt, 1)
+        stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+        proof = ":".join(
+            base64.b64encode(part).decode() for part in (stored, hmac.digest(salted, b"Server Key", "sha256"))
+        )
+        verifier = f"SCRAM-SHA-256$1:{base64.b64encode(salt).decode()}${proof}"
+        self._execute(f"ALTER ROLE {self.user} PASSWORD '{verifier}'")
 
 
 def _run_folder() -> Path:
@@ -179,7 +199,7 @@ class Keeper:
         if kind == "PgBouncer":
             return lambda: PgBouncer(PostgresServer.attached(self._needed("PostgresServer:")))
         makers: dict[str, Callable[[], Server]] = {
-            "PostgresServer": lambda: PostgresServer(_POSTGRES),
+            "PostgresServer": lambda: SharedPostgresServer(_POSTGRES),
             "MariaDbServer": lambda: MariaDbServer(_MARIADB),
             "ElasticsearchServer": lambda: ElasticsearchServer(_ELASTICSEARCH, version=name, roles=ELASTICSEARCH_ROLES),
         }
