@@ -17,13 +17,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.support import maven
-from tests.support.servers import HOST, Server, free_port, unprivileged_account
+from tests.support.servers import HOST, MEMORY, Server, free_port, unprivileged_account
 
 VERSIONS = {
     "8.19.8": "8d943e94cef02cbceb6e39cd00175bb04e5f882fa32783a473880b8691a54376",
@@ -71,6 +72,8 @@ class ElasticsearchServer(Server):
         self._java = find_java(version)
         self._zip = fetch(version)
         self._roles = dict(roles or {})
+        self._data: Path | None = None
+        """In memory where that is allowed: a change of the cluster's state flushes files."""
 
     def facts(self) -> dict[str, Any]:
         """Return what a client must know of a running server, as JSON takes it."""
@@ -116,6 +119,7 @@ class ElasticsearchServer(Server):
         for program in (self._home / "bin").iterdir():
             program.chmod(0o755)
         (self.folder / "tmp").mkdir()
+        self._data = Path(tempfile.mkdtemp(prefix="export-queue-", dir=os.environ.get(MEMORY, self.folder)))
         config = self._home / "config"
         roles = {self.user: "superuser", **dict(zip(self._roles, self._roles, strict=True))}
         secret = _hashed(self.password)
@@ -125,8 +129,13 @@ class ElasticsearchServer(Server):
         (config / "roles.yml").write_text("".join(definitions))
         account = unprivileged_account()  # Elasticsearch, as PostgreSQL, refuses to run as root
         if account is not None:
-            for path in (self.folder, *self.folder.rglob("*")):
+            for path in (self._data, self.folder, *self.folder.rglob("*")):
                 os.chown(path, account.pw_uid, account.pw_gid)
+
+    def _discard(self) -> None:
+        super()._discard()
+        if self._data is not None:
+            shutil.rmtree(self._data, ignore_errors=True)
 
     def _parent(self) -> str | None:
         return None  # it runs programs of its folder, which memory often forbids
@@ -137,7 +146,8 @@ class ElasticsearchServer(Server):
 
     def _launch(self) -> None:
         ports = {"http.port": self.port, "transport.port": free_port()}
-        lines = [f"{name}: {value}\n" for name, value in {**self.settings, **ports}.items()]
+        settings = {**self.settings, **ports, "path.data": self._data}
+        lines = [f"{name}: {value}\n" for name, value in settings.items()]
         (self._home / "config" / "elasticsearch.yml").write_text("".join(lines))
         super()._launch()
 

@@ -91,7 +91,7 @@ class Run:
 
 
 class SharedPostgresServer(PostgresServer):
-    """The run's PostgreSQL server. A client proves its password in 1 round of hashing, not in 4096: tests log in often."""
+    """The run's PostgreSQL server. Tests log in often: their password takes 1 round of hashing, not 4096."""
 
     def start(self) -> None:
         """Start the server, and store the password anew."""
