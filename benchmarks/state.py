@@ -1,9 +1,8 @@
-"""What a state costs: reading one key of it, adding to a queue with one, and proving that a sink equals it.
+"""What a state costs: reading one key of it, and adding to a queue with one.
 
 ``get`` is compared with the driver's own SELECT by primary key in the same SQLite, of a table with the same keys and
 values; the state's rows are merged into one file for each unit, or still rows. A commit of one entry is compared with
-one to a queue without a state, on SQLite and PostgreSQL. Verify is compared with reading both sides once: all pages of
-the state, and a scan of the sink, which is in memory.
+one to a queue without a state, on SQLite and PostgreSQL.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from tests.support.servers import PostgresServer
 
 from benchmarks.measuring import Figure, Watch, alternate, median_ratio
 from benchmarks.processor import ProcessorClock, no_server, of_server
-from export_queue import Candidates, MemorySink, Store, drain, verify
+from export_queue import Candidates, Store
 from export_queue.core.segments import compact
-from export_queue.core.sources import StateSource
 
 _VALUE = b'{"name":"customer","city":"Oslo","total":1234567,"open":false,"note":"one hundred bytes of a document"}'
 _CODECS = {"key": "bytes", "value": "bytes"}
 GETS, COMMITS = 200, 200
-GET_GOAL, COMMIT_GOAL, VERIFY_GOAL = 3.0, 1.1, 1.3
+GET_GOAL, COMMIT_GOAL = 3.0, 1.1
 
 
 def run(quick: bool) -> Iterator[Figure]:
@@ -36,7 +34,6 @@ def run(quick: bool) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{Path(folder) / 'store.db'}") as store:
         store.create()
         yield from gets(store, Path(folder), keys, repeats)
-        yield from proofs(store, keys, repeats)
         yield from commits("sqlite", store, repeats, no_server)
     with PostgresServer() as server, Store.open(server.url(server.create_database())) as store:
         store.create()
@@ -92,39 +89,6 @@ def gets(store: Store, folder: Path, keys: list[bytes], repeats: int) -> Iterato
             repeats=repeats,
             goal=GET_GOAL if name == "merged" else None,
             note=f"{min(taken[name]) / len(some) * 1e6:,.0f} µs",
-        )
-
-
-def proofs(store: Store, keys: list[bytes], repeats: int) -> Iterator[Figure]:
-    """Compare verify with reading both sides once."""
-    fill(store, "verified", keys)
-    sink = MemorySink()
-    drain(store, "verified", sink, sink_name="memory")
-
-    def prove(watch: Watch) -> None:
-        with watch.running():
-            report = verify(store, "verified", sink, sink_name="memory")
-        assert report.compared == len(keys)
-
-    def read(watch: Watch) -> None:
-        queue = store.queue("verified")
-        with watch.running():
-            with StateSource().open(store.database, queue) as content:
-                found = sum(len(page) for unit in queue.units() for page in content.pages(unit))
-            scanned = sum(len(records) for records in sink.scan({"verified"}))
-        assert found == scanned == len(keys)
-
-    baseline = "reading the state and the sink once"
-    taken = alternate({"verify": prove, baseline: read}, repeats=repeats)
-    for what, seconds in ((", processor time", taken.processor), ("", taken)):
-        yield Figure(
-            bench="state",
-            case=f"verify of {len(keys):,} records{what}",
-            ratio=median_ratio(seconds["verify"], seconds[baseline]),
-            better="lower",
-            baseline=baseline,
-            repeats=repeats,
-            goal=None if what else VERIFY_GOAL,
         )
 
 

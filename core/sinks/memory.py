@@ -110,8 +110,11 @@ class MemorySink:
         return len(gone)
 
     def render(self, operations: Operations) -> tuple[StoredRecords, Sequence[int]]:
-        fitting = [i for i, seq in enumerate(operations.seqs) if 0 <= seq <= MAX_SEQ]
-        kept = operations if len(fitting) == len(operations) else operations.take(fitting)
+        seqs, kept = operations.seqs, operations
+        fitting: Sequence[int] = range(len(operations))
+        if seqs and not 0 <= min(seqs) <= max(seqs) <= MAX_SEQ:
+            fitting = [i for i in fitting if 0 <= seqs[i] <= MAX_SEQ]
+            kept = operations.take(fitting)
         return StoredRecords(kept.collections, kept.ids, kept.ranks(), kept.documents), fitting
 
     def scan(self, collections: Collection[str]) -> Iterator[StoredRecords]:

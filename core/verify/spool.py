@@ -1,6 +1,7 @@
-"""Both sides of a comparison in a temporary database, so that memory is bounded and records may come in any order.
+"""The records of a comparison that may differ, in a temporary database, so that memory is bounded.
 
-Only digests of documents are kept. SQLite deletes the file when it is closed, or the process ends.
+Records that are the same on both sides do not get there. Only digests of documents are kept. SQLite deletes the file
+when it is closed, or the process ends.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from typing import Any
-
-import xxhash
 
 from export_queue.core.sinks import StoredRecords
 from export_queue.core.verify.judging import NO_LOADS, Loads, Version
+from export_queue.core.verify.sides import Rows, Sides
 
 CACHE_KIB = 64 << 10
 PAGE = 1000
@@ -110,26 +111,33 @@ class Spool:
         self._sql.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{CACHE_KIB};")
         self._sql.executescript(_SCHEMA)
         self._sql.execute("BEGIN")
+        self._sides = Sides()
+        self.is_ranked = True
+        """Whether ranks are compared; to be set before records are added."""
         self.targets: list[str] = []
         self._numbers: dict[str, int] = {}
 
     def close(self) -> None:
+        self._sides.close()
         self._sql.close()
 
     def add_expected(
-        self, records: StoredRecords, keys: Sequence[bytes], expires: Sequence[bool], *, table: str = "expected"
+        self, records: StoredRecords, keys: Sequence[bytes], expires: Sequence[bool] | None = None
     ) -> None:
         """Add what the source expects.
 
         :param keys: the key of the entry that names each record.
-        :param expires: whether each document has a time to live.
-        :param table: ``expected``, or ``fresh`` for a newer content.
+        :param expires: whether each document has a time to live; None if none has.
         """
-        rows = zip(*self._columns(records), keys, expires, strict=True)
-        self._sql.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self._sides.add(0, Rows.of(records, self._number, keys, expires), is_ranked=self.is_ranked)
 
     def add_found(self, records: StoredRecords) -> None:
-        self._sql.executemany("INSERT INTO found VALUES (?, ?, ?, ?)", zip(*self._columns(records), strict=True))
+        """Add what the sink has, after everything that the source expects."""
+        self._sides.add(1, Rows.of(records, self._number), is_ranked=self.is_ranked)
+
+    def add_fresh(self, records: StoredRecords, keys: Sequence[bytes], expires: Sequence[bool] | None = None) -> None:
+        """Add what a newer content expects."""
+        self._insert("fresh", Rows.of(records, self._number, keys, expires))
 
     def add_refused(self, keys: Iterable[tuple[bytes, int]], records: StoredRecords) -> None:
         """Add keys, each with its rank, whose entries the exporter or the sink refuses.
@@ -157,12 +165,17 @@ class Spool:
         self._sql.execute("DELETE FROM waiting_key")
         self._sql.execute("DELETE FROM waiting_record")
 
-    def compare(self, *, is_ranked: bool, copies: bool, loads: Loads = NO_LOADS) -> int:
+    def compare(self, *, copies: bool, loads: Loads = NO_LOADS) -> int:
         """Find the candidates, and return their number. What is the same is forgotten.
 
         :param copies: whether the id of a record is the key of its entry.
         """
-        self._sql.execute(_COMPARE, {"ranked": is_ranked, **asdict(loads)})
+        for rows in self._sides.unmatched(0):
+            self._insert("expected", rows)
+        for rows in self._sides.unmatched(1):
+            self._insert("found", rows)
+        self._sides.close()
+        self._sql.execute(_COMPARE, {"ranked": self.is_ranked, **asdict(loads)})
         self._sql.execute(_DESCRIBE.format(table="expected"))
         self._sql.execute("DELETE FROM expected")
         self._sql.execute("DELETE FROM found")
@@ -245,13 +258,13 @@ class Spool:
     def target(self, number: int) -> str:
         return self.targets[number]
 
-    def _columns(self, records: StoredRecords) -> tuple[Iterable[Any], ...]:
-        targets = records.targets
-        if len(targets) and targets.count(targets[0]) == len(targets):  # the usual case
-            numbers: Iterable[int] = [self._number(targets[0])] * len(targets)
-        else:
-            numbers = map(self._number, targets)
-        return numbers, records.ids, records.ranks, map(digest_of, records.documents)
+    def _insert(self, table: str, rows: Rows) -> None:
+        columns: list[Iterable[Any]] = [rows.targets, rows.ids, rows.ranks, rows.digests]
+        if rows.keys is not None:
+            columns += [rows.keys, rows.expires or repeat(False, len(rows.ids))]
+        self._sql.executemany(
+            f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", zip(*columns, strict=True)
+        )
 
     def _number(self, target: str) -> int:
         number = self._numbers.get(target)
@@ -259,11 +272,6 @@ class Spool:
             number = self._numbers[target] = len(self.targets)
             self.targets.append(target)
         return number
-
-
-def digest_of(document: bytes | None) -> bytes | None:
-    """Return the digest of a document, which stands for it in the comparison."""
-    return None if document is None else xxhash.xxh3_128_digest(document)
 
 
 def _candidate(row: tuple[Any, ...]) -> Candidate:

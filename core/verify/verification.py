@@ -27,7 +27,8 @@ from export_queue.core.store import Database, queries
 from export_queue.core.verify.judging import ABSENT, NO_LOADS, REPAIRABLE, Loads, Sighting, Verdict, Version, judge
 from export_queue.core.verify.report import MOST_SAMPLES, Sample, VerifyReport
 from export_queue.core.verify.request import VerifyRequest
-from export_queue.core.verify.spool import NO_TARGET, Candidate, Spool, digest_of
+from export_queue.core.verify.sides import digest_of
+from export_queue.core.verify.spool import NO_TARGET, Candidate, Spool
 from export_queue.core.verify.waiting import read_waiting
 
 PAUSE = 0.2
@@ -81,7 +82,7 @@ class Comparison:
             self.scanned += len(records)
             self._progress("sink", self.scanned)
         self._read_loads()
-        if self.spool.compare(is_ranked=self.is_ranked, copies=self.copies, loads=self.loads):
+        if self.spool.compare(copies=self.copies, loads=self.loads):
             self._settle()
         return VerifyReport(
             queue=self.reader.id,
@@ -119,9 +120,13 @@ class Comparison:
                     hint="repair from the state of the queue, or add the content to the queue again",
                 )
             self.cut = content.cut
-            self.is_ranked = content.is_ranked and not self.sink.capabilities.fenced
+            self.spool.is_ranked = self.is_ranked = content.is_ranked and not self.sink.capabilities.fenced
             for page in self._pages(content, self.queue.units()):
-                collections |= self._expect(page, "expected")
+                records, keys, expires, found = self._records_of(page)
+                self.spool.add_expected(records, keys, expires)
+                collections |= found
+                self.compared += len(records)
+                self._progress("source", self.compared)
         return collections
 
     @contextlib.contextmanager
@@ -145,28 +150,19 @@ class Comparison:
                 if len(page):
                     yield page
 
-    def _expect(self, page: Entries, table: str) -> set[str]:
-        """Add the records of a page of entries to the spool."""
-        records, keys, expires, collections = self._records_of(page, is_ranked=self.is_ranked)
-        self.spool.add_expected(records, keys, expires, table=table)
-        if table == "expected":
-            self.compared += len(records)
-            self._progress("source", self.compared)
-        return collections
-
-    def _records_of(self, page: Entries, *, is_ranked: bool) -> tuple[StoredRecords, list[bytes], list[bool], set[str]]:
+    def _records_of(self, page: Entries) -> tuple[StoredRecords, Sequence[bytes], list[bool] | None, set[str]]:
         """Return the records that entries name, for each the key and whether it expires, and the collections.
 
         Entries that the exporter or the sink refuses are noted in the spool.
         """
         exported = self.exporter.export(self.reader, page)
         operations = exported.operations
-        if is_ranked:
+        if self.is_ranked and not self.copies:  # each key comes once
             operations, _ = collapse(operations)
         records, positions = self._scannable.render(operations)
         entries, ttls = operations.entries, operations.ttls
-        keys = [page.keys[entries[i]] for i in positions]
-        expires = [False] * len(positions) if ttls is None else [ttls[i] is not None for i in positions]
+        keys = records.ids if self.copies else [page.keys[entries[i]] for i in positions]
+        expires = None if ttls is None else [ttls[i] is not None for i in positions]
         refused = set(exported.failures)
         if len(positions) < len(operations):
             refused |= {entries[i] for i in set(range(len(operations))) - set(positions)}
@@ -304,7 +300,8 @@ class Comparison:
         with self._content() as content:
             self.cut = content.cut
             for page in self._pages(content, self._ranges()):
-                self._expect(page, "fresh")
+                records, keys, expires, _ = self._records_of(page)
+                self.spool.add_fresh(records, keys, expires)
             self.spool.refresh()
 
     def _ranges(self) -> Sequence[Range]:

@@ -10,7 +10,8 @@ import pytest
 
 from export_queue.core.sinks import StoredRecords
 from export_queue.core.verify.judging import ABSENT, Loads, Sighting, Verdict, Version, judge
-from export_queue.core.verify.spool import Spool, digest_of
+from export_queue.core.verify.sides import digest_of
+from export_queue.core.verify.spool import Spool
 
 CUT, NEWEST = 100, 200
 A, B = b"a", b"b"
@@ -169,13 +170,14 @@ def test_what_is_no_candidate_is_the_same() -> None:
     for loads in [Loads(of_reader=r, of_source=s, began=b) for r, s, b in product(seqs, seqs, (0, 4))]:
         for is_ranked in (True, False):
             with contextlib.closing(Spool()) as spool:
+                spool.is_ranked = is_ranked
                 cases = list(product(versions[3:], [*versions, None]))
                 for number, ((rank, document), found) in enumerate(cases):
                     record = [b"%d" % number]
-                    spool.add_expected(StoredRecords(["t"], record, [rank], [document]), record, [False])
+                    spool.add_expected(StoredRecords(["t"], record, [rank], [document]), record)
                     if found is not None:
                         spool.add_found(StoredRecords(["t"], record, [found[0]], [found[1]]))
-                spool.compare(is_ranked=is_ranked, copies=True, loads=loads)
+                spool.compare(copies=True, loads=loads)
                 candidates = {int(one.id) for page in spool.pages() for one in page}
             for number, ((rank, document), found) in enumerate(cases):
                 if number not in candidates:
