@@ -33,6 +33,8 @@ from export_queue import (
 )
 from export_queue.core.segments import compact, watched_steps
 
+pytestmark = pytest.mark.one_store("which entries a compaction leaves out is decided in the same way on each store")
+
 FEW = Candidates(least=2)
 STEPS = ["locked", "begun", "written", "publishing", "published"]
 fork = multiprocessing.get_context("fork")

@@ -44,6 +44,8 @@ from export_queue.core.locks import Lease, LeaseKeeper, begin_attempt, claim, re
 from export_queue.core.queue import Queue
 from export_queue.core.transactions import Snapshot, take_snapshot
 
+pytestmark = pytest.mark.one_store("a report is made of what tasks return, in the same way on each store")
+
 IMPATIENT = replace(DRAIN_RETRY, sleep=lambda seconds: None)
 
 

@@ -38,6 +38,8 @@ from export_queue.core.state import trim
 from export_queue.core.store import queries
 from export_queue.core.transactions import take_snapshot
 
+pytestmark = pytest.mark.one_store("a mirror reads a state and adds entries as others do, on each store")
+
 
 @pytest.fixture
 def customers(store: Store) -> Store:

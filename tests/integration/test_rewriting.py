@@ -48,6 +48,8 @@ from export_queue.core.store.schema import entry
 from export_queue.core.store.schema import layout as layout_table
 from export_queue.core.transactions import take_snapshot
 
+pytestmark = pytest.mark.one_store("a move replaces files as a compaction does, which runs on each store")
+
 rewrite = functools.partial(compact, older_layouts=True)
 fork = multiprocessing.get_context("fork")
 SMALL = Candidates(most_bytes=1500)
