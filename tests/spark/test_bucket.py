@@ -47,7 +47,7 @@ def test_the_bucket_column_equals_python_for_bytes_and_text(
         env=spark_environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -564,7 +564,7 @@ def test_a_driver_that_dies_leaves_all_or_nothing(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
