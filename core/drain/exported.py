@@ -36,6 +36,7 @@ _READS = 5
 """Maximum number of reads of a queue whose layout changes meanwhile. Each repetition needs another change."""
 
 Left = queries.exports.Left
+Start = queries.exports.Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,34 +140,53 @@ class _Search:
     hashes: Sequence[int] | None
     """Hashes of the keys that the transaction added; None if they are not known."""
 
-    def find(self, seq: int, *, after: Left | None = None) -> Standing:
+    def find(self, seq: int, *, least: int | None = None, after: Left | None = None) -> Standing:
         """Find something that is left of a transaction.
 
+        :param least: entries with sequences from here on count, too.
         :param after: what an earlier search found; rows before it need not be searched again.
         :raises NotExported: there is a dead letter.
         """
-        start = (after.layout, after.bucket) if after is not None and after.kind == "row" else (0, 0)
-        letters, left = self._read(seq, start)
+        start = (after.layout, after.bucket, b"") if after is not None and after.kind == "row" else (0, 0, b"")
+        letters, left = self._read((seq if least is None else least, seq), Start(row=start))
         if letters:
             raise self._dead(letters[0])
-        if not left and start > (0, 0):  # a dead letter may have been retried before that position
-            return self.find(seq)
+        if not left and start > (0, 0, b""):  # a dead letter may have been retried before that position
+            return self.find(seq, least=least)
         if not left:
             return _EXPORTED
         what = "an entry in a row" if left[0].kind == "row" else "a file of bulk entries"
         awaits = f"a drain of {self.reader.id}: {what} of unit {self.unit_of(left[0])} is pending"
         return Standing(False, awaits, left[0], is_narrow=self.hashes is not None, reader=self.reader.number)
 
-    def _read(self, seq: int, start: tuple[int, int]) -> tuple[list[Left], list[Left]]:
+    def _read(self, seqs: tuple[int, int], start: Start) -> tuple[list[Left], list[Left]]:
+        """Find dead letters, and other things that are left."""
         for _ in range(_READS):
+            layout, found, following = self._read_page(seqs, start)
+            is_whole = following is None or bool(found)
+            if not is_whole:  # a letter may be retried between two pages: then the row may be in neither
+                with self.database.read() as work:
+                    retries = queries.acts.count_retries(work, self.reader.id)
+                while following is not None and not found and layout == self.reader.layout:
+                    layout, found, following = self._read_page(seqs, following)
+                with self.database.read() as work:
+                    is_whole = bool(found) or retries == queries.acts.count_retries(work, self.reader.id)
+            if is_whole and layout == self.reader.layout:
+                break
             with self.database.read() as work:
-                within = self._buckets(work)
-                layout, found = queries.exports.left_of(work, self.reader.number, seq, within=within, after=start)
-                if layout == self.reader.layout:
-                    break
                 self.reader = self._again(work)
-        found = [one for one in found if one.kind == "file" or self._concerns(one.key)]
         return [one for one in found if one.kind == "dead letter"], [one for one in found if one.kind != "dead letter"]
+
+    def _read_page(self, seqs: tuple[int, int], start: Start) -> tuple[int | None, list[Left], Start | None]:
+        """Read a page, and leave out what concerns other keys."""
+        # Rows of one transaction all concern its token. Those of a load are of other keys, too.
+        rows = 1 if self.hashes is None or seqs == (self.token.seq, self.token.seq) else queries.exports.PAGE
+        with self.database.read() as work:
+            within, number = self._buckets(work), self.reader.number
+            layout, found, following = queries.exports.left_of(
+                work, number, seqs, within=within, start=start, rows=rows
+            )
+        return layout, [one for one in found if one.kind == "file" or self._concerns(one.key)], following
 
     def _again(self, work: Reading) -> Queue:
         reader = find_reader(work, self.reader.id)
@@ -250,12 +270,15 @@ class _Search:
             load = queries.exports.first_load_seq(work, reader.number)
         if load is None or load == seq:
             return None
-        found = self.find(load)
+        # Shared entries keep their sequences: one may stand for the transaction's, and be a dead letter.
+        found = self.find(load, least=min(seq + 1, load))
         if not found.is_exported:
             return found
         with self.database.read() as work:  # after the search, which misses what is discarded meanwhile
             later = queries.acts.since(work, reader.id, LOSSES, max(load, seq))
-        self._refuse_losses([act for act in later if _has_discarded(act, load, load)], "an entry of its first load")
+        self._refuse_losses(
+            [act for act in later if _has_discarded(act, min(seq + 1, load), load)], "an entry of its first load"
+        )
         return None
 
     def count(self, work: Reading) -> str:

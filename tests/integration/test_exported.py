@@ -33,6 +33,7 @@ from export_queue import (
 from export_queue.core.drain import export_wait
 from export_queue.core.drain.token import ExportToken
 from export_queue.core.sinks import CompositeSink
+from export_queue.core.store.queries import exports
 
 FEW = Candidates(least=2)
 
@@ -384,6 +385,71 @@ def test_a_younger_subscription_has_it_after_its_first_load(orders: Store) -> No
     with pytest.raises(NotExported, match="needs no first load"):
         orders.is_exported(token, "orders/careless")
     assert not orders.is_exported(put(orders, "berta"), "orders/careless")
+
+
+@pytest.fixture(params=[1, 1000])
+def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches read few or many entries at once."""
+    monkeypatch.setattr(exports, "PAGE", request.param)
+
+
+NAMES = [f"name{n}" for n in range(25)]
+
+
+def test_an_entry_of_a_load_is_waited_for_among_those_of_other_keys(orders: Store, pages: None) -> None:
+    orders.subscribe("orders", "search")
+    tokens = [put(orders, name) for name in NAMES]
+    orders.subscribe("orders", "late")
+    with orders.first_load("orders/late") as first:
+        first.add_many([(name, 1) for name in NAMES])
+    assert not any(orders.is_exported(token, "orders/late") for token in tokens)
+    deliver(orders, queue="orders/late", refuse=True)
+    for token in tokens:
+        with pytest.raises(NotExported, match="a newer entry that may stand for one of it is a dead letter"):
+            orders.is_exported(token, "orders/late")
+    orders.dead_letters.retry("orders/late")
+    assert not any(orders.is_exported(token, "orders/late") for token in tokens)
+    deliver(orders, queue="orders/late")
+    assert all(orders.is_exported(token, "orders/late") for token in tokens)
+
+
+def test_a_dead_letter_is_found_among_those_that_stand_for_other_keys(latest: Store, pages: None) -> None:
+    tokens = [put(latest, name) for name in NAMES]
+    for value in (b"2", b"3"):
+        load(latest, *NAMES, value=value)
+    assert latest.compact("orders", wanted=FEW).written
+    deliver(latest, refuse=True)
+    for token in tokens:
+        with pytest.raises(NotExported, match="a newer entry that may stand for one of it is a dead letter"):
+            latest.is_exported(token, "orders")
+    latest.dead_letters.retry("orders")
+    assert not any(latest.is_exported(token, "orders") for token in tokens)
+    deliver(latest)
+    assert all(latest.is_exported(token, "orders") for token in tokens)
+
+
+def test_an_entry_that_a_load_shares_stands_for_older_ones(orders: Store) -> None:
+    orders.alter_queue("orders", state=True)
+    orders.waive_first_load("orders/@state")
+    orders.subscribe("orders", "search")
+    older, token = put(orders, "anna"), put(orders, "anna", value=2)
+    orders.subscribe("orders", "late")
+    orders.first_load("orders/late", source="state")
+    deliver(orders, queue="orders/late", refuse=True)
+    for lacking in (older, token):
+        with pytest.raises(NotExported, match="entry .* is a dead letter of orders/late"):
+            orders.is_exported(lacking, "orders/late")
+    orders.dead_letters.retry("orders/late")
+    assert not orders.is_exported(older, "orders/late")
+    deliver(orders, queue="orders/late", refuse=True)
+    orders.dead_letters.drop("orders/late")
+    for lacking in (older, token):
+        with pytest.raises(NotExported, match="may be among these"):
+            orders.is_exported(lacking, "orders/late")
+    orders.replay("orders", all_keys=True)
+    orders.declare_complete("orders/late")
+    deliver(orders, queue="orders/late")
+    assert orders.is_exported(older, "orders/late")
 
 
 def test_everything_before_now_includes_what_a_first_load_delivers(orders: Store) -> None:

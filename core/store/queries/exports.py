@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -21,13 +21,26 @@ from export_queue.core.store.snapshot import Snapshot
 
 BucketsOf = Mapping[int, Collection[int]]
 """By number of a layout, the buckets in which the transaction's keys lie."""
+Kind = Literal["row", "file", "dead letter"]
+_FROM = (0, 0, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a search begins: among the rows, the rows that stand for others, and the dead letters."""
+
+    row: tuple[int, int, bytes] = _FROM
+    """Layout, bucket and key."""
+    covering: tuple[int, int, bytes] = _FROM
+    letter: tuple[int, bytes] = (0, b"")
+    """Sequence and key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
     """One place in which something of a transaction is left."""
 
-    kind: Literal["row", "file", "dead letter"]
+    kind: Kind
     layout: int
     bucket: int
     """Of a file: its first bucket."""
@@ -39,33 +52,57 @@ class Left:
 
 
 def left_of(
-    work: Reading, queue: int, seq: int, *, within: BucketsOf | None, after: tuple[int, int] = (0, 0)
-) -> tuple[int | None, list[Left]]:
-    """Find something that a reader has not acknowledged of a transaction: a row, a file, some dead letters.
+    work: Reading, queue: int, seqs: tuple[int, int], *, within: BucketsOf | None, start: Start, rows: int
+) -> tuple[int | None, list[Left], Start | None]:
+    """Find something that a reader has not acknowledged of a transaction: rows, a file, dead letters.
 
     It is one statement: entries move from rows to files and to dead letters, and back, and none is missed. It reads the
     rows of a few buckets, or, if these are not known, all rows of the reader from a position on, by their primary key.
 
     :param queue: number of the reader.
-    :param seq: the sequence of the transaction's entries.
+    :param seqs: the lowest and the highest sequence of the entries; a file is found if it may have the highest one.
     :param within: the buckets of all layouts of the queue that may have entries of the transaction; None if unknown.
-    :param after: layout and bucket before which no rows are searched.
-    :returns: the number of the queue's current layout, None if the reader was removed; and what was found.
+    :param rows: maximum number of rows to find.
+    :returns: the number of the queue's current layout, None if the reader was removed; what was found; and where the
+        search goes on, None if nothing follows. Dead letters go on last, so that a row that becomes one is not missed.
     """
     named = [] if within is None else sorted((number, sorted(buckets)) for number, buckets in within.items())
     shape = None if within is None else tuple(len(buckets) for _, buckets in named)
-    values = _values(queue, seq, named) | {"after_layout": after[0], "after_bucket": after[1]}
-    current, found = None, []
-    for kind, layout, bucket, key, at, number in work.connection.execute(_search(shape, after > (0, 0)), values):
+    values = _values(queue, seqs[1], named) | {"least": seqs[0], "rows": rows, "page": PAGE}
+    values |= {f"{kind}_{at}": part for kind in ("row", "covering") for at, part in enumerate(getattr(start, kind))}
+    values |= {f"letter_{at}": part for at, part in enumerate(start.letter)}
+    current = None
+    shown: dict[str, Kind] = {"row": "row", "covering": "row", "dead letter": "dead letter", "file": "file"}
+    by_kind: dict[str, list[Left]] = {kind: [] for kind in shown}
+    starts_later = start.row > _FROM, start.covering > _FROM, start.letter > (0, b"")
+    for kind, layout, bucket, key, at, number in work.connection.execute(_search(shape, starts_later), values):
         if kind == "layout":
             current = int(layout)
         else:
-            found.append(Left(kind, int(layout), int(bucket), bytes(key), int(at), int(number)))
-    return current, found
+            by_kind[kind].append(Left(shown[kind], int(layout), int(bucket), bytes(key), int(at), int(number)))
+    found = [one for of_kind in by_kind.values() for one in of_kind]
+    return current, found, _following(by_kind, start, rows)
 
 
-def _values(queue: int, seq: int, named: Sequence[tuple[int, Sequence[int]]]) -> dict[str, int]:
-    values = {"queue": queue, "seq": seq}
+def _following(found: Mapping[str, Sequence[Left]], start: Start, rows: int) -> Start | None:
+    row, covering, letters = found["row"], found["covering"], found["dead letter"]
+    if len(row) == rows or len(covering) == PAGE:
+        return replace(
+            start,
+            row=_after(row[-1]) if row else start.row,
+            covering=_after(covering[-1]) if covering else start.covering,
+        )
+    if len(letters) == PAGE:
+        return replace(start, letter=(letters[-1].seq, letters[-1].key + b"\0"))
+    return None
+
+
+def _after(row: Left) -> tuple[int, int, bytes]:
+    return row.layout, row.bucket, row.key + b"\0"
+
+
+def _values(queue: int, seq: int, named: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Any]:
+    values: dict[str, Any] = {"queue": queue, "seq": seq}
     values |= {f"layout_{at}": number for at, (number, _) in enumerate(named)}
     return values | {f"bucket_{at}_{i}": one for at, (_, buckets) in enumerate(named) for i, one in enumerate(buckets)}
 
@@ -80,7 +117,7 @@ def is_left(work: Reading, queue: int, left: Left) -> bool:
     return bool(work.connection.scalar(_ROW_LEFT, values))
 
 
-_LETTERS = 50
+PAGE = 1000
 """Maximum number of dead letters, and of retried ones, that one search returns."""
 _NO_KEY = sa.literal(b"", sa.LargeBinary)
 _queue, _seq = sa.bindparam("queue", type_=sa.BigInteger), sa.bindparam("seq", type_=sa.BigInteger)
@@ -107,27 +144,37 @@ _FILE_LEFT = sa.select(
 
 
 @lru_cache(maxsize=64)
-def _search(shape: Shape, starts_later: bool) -> sa.CompoundSelect[Any]:
+def _search(shape: Shape, starts_later: tuple[bool, bool, bool]) -> sa.CompoundSelect[Any]:
     nothing = sa.literal_column("0", sa.Integer)
-    row = sa.select(_kind("row"), e.c.layout, e.c.bucket, e.c.key, e.c.seq, nothing.label("number"))
-    exact = row.where(e.c.queue_number == _queue, e.c.seq == _seq, _in_buckets(e, shape))
-    if starts_later:
-        start = [sa.bindparam(f"after_{name}", type_=sa.Integer) for name in ("layout", "bucket")]
-        exact = exact.where(sa.tuple_(e.c.layout, e.c.bucket) >= sa.tuple_(*start))
+    columns = (e.c.layout, e.c.bucket, e.c.key, e.c.seq, nothing.label("number"))
+    least = sa.bindparam("least", type_=sa.BigInteger)
+    rows, page = sa.bindparam("rows", type_=sa.Integer), sa.bindparam("page", type_=sa.Integer)
     # the layout is in the order, so that the primary key is read in its order and the search ends at the first one
-    exact = exact.order_by(e.c.layout, e.c.bucket, e.c.key).limit(1)
-    covering = row.where(e.c.queue_number == _queue, e.c.covers.is_not(None), _covers(e), _in_buckets(e, shape))
-    letter = sa.select(_kind("dead letter"), d.c.layout, d.c.bucket, d.c.key, d.c.seq, nothing.label("number")).where(
-        d.c.queue_number == _queue, d.c.seq >= _seq, sa.or_(d.c.seq == _seq, _covers(d)), _in_buckets(d, shape)
-    )
+    exact = sa.select(_kind("row"), *columns).order_by(e.c.layout, e.c.bucket, e.c.key).limit(rows)
+    exact = exact.where(e.c.queue_number == _queue, e.c.seq >= least, e.c.seq <= _seq, _in_buckets(e, shape))
+    covering = sa.select(_kind("covering"), *columns).order_by(e.c.layout, e.c.bucket, e.c.key).limit(page)
+    covering = covering.where(e.c.queue_number == _queue, e.c.covers.is_not(None), _covers(e), _in_buckets(e, shape))
+    letters = sa.select(_kind("dead letter"), d.c.layout, d.c.bucket, d.c.key, d.c.seq, nothing.label("number"))
+    letters = letters.order_by(d.c.seq, d.c.key).limit(page).where(d.c.queue_number == _queue, _in_buckets(d, shape))
+    letters = letters.where(d.c.seq >= least, sa.or_(d.c.seq <= _seq, _covers(d)))
+    if starts_later[0]:
+        exact = exact.where(_from("row", e.c.layout, e.c.bucket, e.c.key))
+    if starts_later[1]:
+        covering = covering.where(_from("covering", e.c.layout, e.c.bucket, e.c.key))
+    if starts_later[2]:
+        letters = letters.where(_from("letter", d.c.seq, d.c.key))
     file = _files(shape).with_only_columns(
         _kind("file"), g.c.layout, g.c.first_bucket, _NO_KEY.label("key"), g.c.transaction_id, g.c.number
     )
     zero = (nothing.label("bucket"), _NO_KEY.label("key"), nothing.label("seq"), nothing.label("number"))
     layout = sa.select(_kind("layout"), q.c.layout, *zero).where(q.c.number == _queue)
-    letters = letter.order_by(d.c.seq).limit(_LETTERS)
-    parts = (exact, covering.limit(_LETTERS), letters, file.limit(1), layout)
+    parts = (exact, covering, letters, file.limit(1), layout)
     return sa.union_all(*(sa.select(*part.subquery().c) for part in parts))
+
+
+def _from(kind: str, *columns: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    start = [sa.bindparam(f"{kind}_{at}", type_=column.type) for at, column in enumerate(columns)]
+    return sa.tuple_(*columns) >= sa.tuple_(*start)
 
 
 def count_left(work: Reading, queue: int, seq: int, *, within: BucketsOf | None) -> tuple[int, int]:
