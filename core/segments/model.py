@@ -86,6 +86,7 @@ class FileReport:
             "highest_seq": max(highest_seq, part.highest_seq),
             "add_order": add_order,
             "largest_value": part.largest_value,
+            "written_by": None,
         }
 
 

@@ -220,10 +220,13 @@ def test_files_of_the_state_are_shared_and_sequences_stay(orders: Store) -> None
     assert checked.compared >= len(made.now)
 
 
-def test_a_file_stays_while_a_reader_still_names_it(orders: Store) -> None:
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_a_file_stays_while_a_reader_still_names_it(orders: Store, *, has_rows: bool) -> None:
     made = Orders(orders)
     some_files(made)
     compacted(orders, "orders/@state")
+    if has_rows:
+        made.add({f"r{n}": n for n in range(10)})
     orders.subscribe("orders", "search")
     orders.first_load("orders/search", source="state")
     drained(orders, "orders/cache", MemorySink())

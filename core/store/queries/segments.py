@@ -110,12 +110,14 @@ def stage_former(work: Work, transaction: int, rows: Sequence[Mapping[str, Any]]
 
     Their keys are not compared: several entries of a key have different sequences.
 
-    :param rows: their columns, without transaction and number.
+    :param rows: their columns, without transaction and number; all have the same ones, since SQLAlchemy leaves out
+        without an error what the first row has not.
     """
     counted = ld.update().where(ld.c.transaction_id == transaction).values(segments=ld.c.segments + len(rows))
     last = work.connection.execute(counted.returning(ld.c.segments)).scalar_one()
     first = last - len(rows) + 1
     numbered = [{**row, "transaction_id": transaction, "number": first + i} for i, row in enumerate(rows)]
+    assert all(row.keys() == numbered[0].keys() for row in numbered)
     if numbered:
         work.connection.execute(g.insert(), numbered)
 
