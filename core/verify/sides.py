@@ -20,7 +20,7 @@ import xxhash
 
 from export_queue.core.sinks import StoredRecords
 
-MOST_PRINTS = 1 << 20
+MOST_PRINTS = 1 << 17
 """Fingerprints in memory. If there are more, they are divided into files."""
 MOST_IDS = 1 << 18
 """Ids of unmatched records in memory. If there are more, all records are returned."""
