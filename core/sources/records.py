@@ -54,7 +54,13 @@ def record_of(row: Any, key: Columns, value: Columns) -> tuple[Any, Any]:
     """
     if isinstance(row, Mapping):
         return _record(row, key, value)
-    if key is None and value is None and isinstance(row, Sequence) and not isinstance(row, str) and len(row) == 2:
+    if (
+        key is None
+        and value is None
+        and isinstance(row, Sequence)
+        and not isinstance(row, str | bytes)
+        and len(row) == 2
+    ):
         return row[0], row[1]
     wanted = "a mapping of column names to values" if key is not None else "a pair of key and value"
     raise InvalidArgument(f"data: expected each row to be {wanted}, found {type(row).__name__}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from export_queue.core.errors import InvalidArgument, MirrorRefused
@@ -44,7 +45,7 @@ class MirrorOptions:
     def allowed(self, records: int) -> int:
         """Return how many of a number of records may be deleted."""
         most = self.max_deletes
-        return most if isinstance(most, int) else math.floor(most * records)
+        return most if isinstance(most, int) else math.floor(Fraction(str(float(most))) * records)  # 0.29 of 100 is 29
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

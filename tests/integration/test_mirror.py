@@ -33,8 +33,8 @@ from export_queue import (
 )
 from export_queue.core.segments import compact
 from export_queue.core.sources import StateContent
+from export_queue.core.state import MirrorOptions, trim
 from export_queue.core.state import mirror as mirrors
-from export_queue.core.state import trim
 from export_queue.core.store import queries
 from export_queue.core.transactions import take_snapshot
 
@@ -103,6 +103,11 @@ def test_no_more_is_deleted_than_is_allowed(customers: Store, most: float, delet
     assert customers.state("customers").count() == (10 if refused else 10 - deletes)
 
 
+@pytest.mark.parametrize(("most", "allowed"), [(0.29, 29), (0.57, 57), (0.58, 58), (0.07, 7), (0.295, 29), (1.0, 100)])
+def test_a_part_of_the_records_is_counted_in_decimals(most: float, allowed: int) -> None:
+    assert MirrorOptions(max_deletes=most).allowed(100) == allowed
+
+
 def test_a_dry_run_says_what_a_mirror_would_do(customers: Store) -> None:
     customers.mirror("customers", rows(1, 2), key="id")
     report = customers.mirror("customers", [], key="id", dry_run=True)
@@ -128,6 +133,7 @@ def test_keys_outside_the_scope_are_left_alone(customers: Store) -> None:
         ([{"id": 1, "city": None}], {"key": "id", "value": "city"}, EntryError, "expected a value, found none"),
         ([*rows(1), {"city": "Bern"}], {"key": "id"}, EntryError, "column 'id': expected in each row"),
         ([("a", 1, 2)], {}, InvalidArgument, "expected each row to be a pair"),
+        ([b"ab"], {}, InvalidArgument, "expected each row to be a pair of key and value, found bytes"),
         ("rows", {}, InvalidArgument, "expected an Arrow table or an iterable of rows, found str"),
         ({"a": 1}, {}, InvalidArgument, "expected an Arrow table or an iterable of rows, found dict"),
         (rows(1), {"key": "id", "max_deletes": 1.5}, InvalidArgument, "max_deletes"),
