@@ -37,7 +37,7 @@ from export_queue.core.retry import Retry
 from export_queue.core.segments import Candidates, CompactionReport, compact, delete_aborted, peek
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec
 from export_queue.core.sources import STATE, AnySource, FirstLoadReport, begun_first_load, find_source, load_from
-from export_queue.core.state import MirrorReport, State
+from export_queue.core.state import MirrorReport, MirrorWriter, State, begun_mirror
 from export_queue.core.store import (
     DEFAULT_SCHEMA,
     Clock,
@@ -637,8 +637,13 @@ class Store:
         :param options: ``key``, ``value``, ``scope``, ``max_deletes``, ``dry_run`` and ``settle_timeout``.
         :returns: the numbers of new, changed, deleted and unchanged records.
         """
-        with self.transaction(long=True, timeout=timeout, queues=[queue_id]) as tx:
-            return tx.queue(queue_id).mirror(data, **options)
+        with self._checked.read() as work:
+            queue = stored.find_queue(work, queue_id)
+        if queue.parent is not None:
+            raise added_to_subscription(queue_id)
+        scope, dry_run = options.get("scope"), bool(options.get("dry_run"))
+        with begun_mirror(self.database, queue, scope, dry_run=dry_run, timeout=timeout) as opened:
+            return MirrorWriter(opened, queue).mirror(data, **options)
 
     def replay(
         self,

@@ -42,12 +42,10 @@ from export_queue.core.segments.model import Segment
 from export_queue.core.segments.publication import Written, publish
 from export_queue.core.segments.watched_steps import reached
 from export_queue.core.store import Database, Reading, identity_of, queries
-from export_queue.core.transactions import OpenTransaction, Snapshot, settled_snapshot
+from export_queue.core.transactions import NO_READER, OpenTransaction, Snapshot, settled_snapshot
 
 UNITS_AT_ONCE = 256
 """Maximum number of units in one publication."""
-NO_READER = 0
-"""Load of no subscription: fenced drains and sweeps do not wait for a transaction that adds no entries."""
 
 log = logging.getLogger("export_queue.segments")
 

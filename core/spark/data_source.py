@@ -43,8 +43,8 @@ from export_queue.core.spark.load_tasks import (
 )
 from export_queue.core.spark.state_reader import StateReader, columns_of
 from export_queue.core.spark.targets import Target, Targets
-from export_queue.core.state import MirrorOptions, settled_content
-from export_queue.core.store import StoreSpec, identity_of
+from export_queue.core.state import MirrorOptions, name_of_mirror, settled_content
+from export_queue.core.store import Database, StoreSpec, identity_of
 from export_queue.core.transactions import OpenTransaction, Transaction, outcome
 
 NAME = "export_queue"
@@ -166,6 +166,7 @@ class ExportQueueDataSource(DataSource):
                     timeout=settings.timeout,
                     idempotency_key=settings.idempotency_key,
                     queues=settings.target.names,
+                    mirrors=None if settings.mirror is None else _mirrored(database, settings),
                 )
             except AlreadyCommitted:
                 return ExportQueueWriter(settings, targets, identity.store_id)
@@ -180,6 +181,12 @@ class ExportQueueDataSource(DataSource):
                 raise
             value = opened.value.to_json()
             return ExportQueueWriter(settings, targets, identity.store_id, base, value, opened.generation, state)
+
+
+def _mirrored(database: Database, settings: Settings) -> str:
+    assert settings.mirror is not None
+    with database.read() as work:
+        return name_of_mirror(find_state(work, settings.target.queue or ""), settings.mirror.scope)
 
 
 def _settled(opened: OpenTransaction, settings: Settings, targets: Targets) -> StateSetup | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from export_queue.core.client import Store, TransactionContext, long_transaction
 from export_queue.core.errors import InvalidArgument
+from export_queue.core.queue import find_queue
 from export_queue.core.segments import FileReport, begin_load
 from export_queue.core.sources import StateContent, encoded_prefix
 from export_queue.core.spark.action import collect_outcomes
@@ -28,7 +29,7 @@ from export_queue.core.spark.load_tasks import LoadSetup, collect_files
 from export_queue.core.spark.masters import refuse_remote_sqlite
 from export_queue.core.spark.mirror_tasks import MirrorOutcome, MirrorSetup, mirror_task
 from export_queue.core.spark.targets import Target
-from export_queue.core.state import Found, MirrorOptions, MirrorReport, check_deletes, settled_content
+from export_queue.core.state import Found, MirrorOptions, MirrorReport, begun_mirror, check_deletes, settled_content
 from export_queue.core.store import StoreSpec, identity_of
 from export_queue.core.transactions import OpenTransaction
 
@@ -77,13 +78,11 @@ def mirror_frame(
                 raise InvalidArgument("tx is a transaction of another store than the one given")
             opened.require_queue(target.queue)
             return _mirror(df, opened, _Job(store, target, options))
-        opened = OpenTransaction(opened_here.database, kind="long", timeout=timeout, queues=target.names)
-        try:
+        with opened_here.database.read() as work:
+            queue = find_queue(work, target.queue)
+        scope, dry_run = options.scope, options.dry_run
+        with begun_mirror(opened_here.database, queue, scope, dry_run=dry_run, timeout=timeout) as opened:
             report = _mirror(df, opened, _Job(store, target, options))
-            opened.commit()
-        except BaseException as error:
-            opened.abort(error)
-            raise
     log.info("%s", report.line())
     return report
 

@@ -1,7 +1,7 @@
 """The state of a queue: the latest entry of each key, and mirror loads, which make it equal to a data set."""
 
 from export_queue.core.state.comparison import ColumnComparison
-from export_queue.core.state.mirror import MirrorWriter, settled_content
+from export_queue.core.state.mirror import MirrorWriter, begun_mirror, name_of_mirror, settled_content
 from export_queue.core.state.mirror_report import Found, MirrorOptions, MirrorReport, check_deletes
 from export_queue.core.state.state import State, read_state
 from export_queue.core.state.trimming import trim
@@ -13,7 +13,9 @@ __all__ = [
     "MirrorReport",
     "MirrorWriter",
     "State",
+    "begun_mirror",
     "check_deletes",
+    "name_of_mirror",
     "read_state",
     "settled_content",
     "trim",

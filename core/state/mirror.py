@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from export_queue.core.errors import InvalidArgument
@@ -15,7 +15,8 @@ from export_queue.core.state.columns import RecordEncoder
 from export_queue.core.state.comparison import ColumnComparison
 from export_queue.core.state.mirror_report import MirrorOptions, MirrorReport, check_deletes
 from export_queue.core.state.sorted_spool import BatchFile, SortedSpool
-from export_queue.core.transactions import OpenTransaction
+from export_queue.core.store import Database
+from export_queue.core.transactions import NO_READER, OpenTransaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,6 +81,38 @@ class MirrorWriter(BulkWriter):
         )
 
 
+@contextlib.contextmanager
+def begun_mirror(
+    database: Database, queue: Queue, scope: Any, *, dry_run: bool = False, timeout: float | None = None
+) -> Iterator[OpenTransaction]:
+    """Run a block in the transaction of a mirror, which commits at its end, or aborts if it is a dry run.
+
+    The transaction is recorded as a mirror at once: if the process is killed, the next mirror need not wait for it. A
+    dry run adds nothing, so nobody waits for it.
+
+    :param timeout: seconds until the commit is refused; 24 hours by default.
+    :raises InvalidArgument: the queue has no state.
+    """
+    with database.read() as work:
+        mirrors = name_of_mirror(find_state(work, queue.id), scope)
+    limits: dict[str, Any] = {"load": NO_READER} if dry_run else {"queues": [queue.id], "mirrors": mirrors}
+    opened = OpenTransaction(database, kind="long", timeout=timeout, **limits)
+    try:
+        yield opened
+        if dry_run:
+            opened.abort()
+        else:
+            opened.commit()
+    except BaseException as error:
+        opened.abort(error)
+        raise
+
+
+def name_of_mirror(reader: Queue, scope: Any) -> str:
+    """Name what a mirror makes equal: a state, and the beginning of its keys."""
+    return f"{reader.number} {encoded_prefix(scope).hex()}"
+
+
 def add_difference(
     opened: OpenTransaction,
     writer: MirrorWriter,
@@ -130,7 +163,7 @@ def settled_content(opened: OpenTransaction, queue: Queue, options: MirrorOption
         reader = find_state(work, queue.id)
     require_complete(reader)
     retry = Retry(attempts=None, seconds=options.settle_timeout, first_pause=0.02)
-    mirrors = None if options.dry_run else f"{reader.number} {encoded_prefix(options.scope).hex()}"
+    mirrors = None if options.dry_run else name_of_mirror(reader, options.scope)
     snapshot = opened.settled_below(retry, load=reader.number, mirrors=mirrors)
     with opened.database.read() as work:
         reader = find_state(work, queue.id)  # in the layouts that the snapshot needs

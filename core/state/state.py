@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from export_queue.core.errors import InvalidArgument, SnapshotTooOld
 from export_queue.core.queue import Queue, Range, find_queue, find_state
 from export_queue.core.sources import StateContent, encoded_prefix, require_complete
-from export_queue.core.state.mirror import MirrorWriter, add_difference
+from export_queue.core.state.mirror import MirrorWriter, add_difference, begun_mirror
 from export_queue.core.state.mirror_report import MirrorOptions, MirrorReport
 from export_queue.core.store import Database, queries
-from export_queue.core.transactions import OpenTransaction, Snapshot, lowest_unfinished, take_snapshot
+from export_queue.core.transactions import Snapshot, lowest_unfinished, take_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,14 +105,8 @@ class State:
             everything = Range(0, content.reader.buckets, content.reader.layout)
             return replace(content, cut=cut).record_batches(everything, encoded_prefix(scope))
 
-        opened = OpenTransaction(self._database, kind="long", queues=[queue.id])
-        try:
-            report = add_difference(opened, MirrorWriter(opened, queue), former, options)
-            opened.commit()
-        except BaseException as error:
-            opened.abort(error)
-            raise
-        return report
+        with begun_mirror(self._database, queue, scope, dry_run=dry_run) as opened:
+            return add_difference(opened, MirrorWriter(opened, queue), former, options)
 
     def _reader(self) -> Queue:
         with self._database.read() as work:

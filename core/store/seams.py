@@ -110,7 +110,16 @@ class StartCall:
     first: Cell | None = None
     """A cell to read in the new snapshot, without a further call."""
     load: int | None = None
-    """Number of the subscription whose first load this is. A first load has no ``first``."""
+    """Number of the subscription whose first load this is."""
+    mirrors: str | None = None
+    """What is mirrored: a queue and a scope."""
+    queues: str | None = None
+    """A JSON list of the only queues that are added to."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it adds to some readers only. Then there is no ``first``."""
+        return self.load is not None or self.mirrors is not None or self.queues is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

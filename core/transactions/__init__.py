@@ -13,12 +13,19 @@ from export_queue.core.transactions.snapshots import (
     settled_snapshot,
     take_snapshot,
 )
-from export_queue.core.transactions.transaction import BEFORE_COMMIT, KnownKeys, OpenKind, OpenTransaction
+from export_queue.core.transactions.transaction import (
+    BEFORE_COMMIT,
+    NO_READER,
+    KnownKeys,
+    OpenKind,
+    OpenTransaction,
+)
 from export_queue.core.transactions.value import Level, State, Transaction
 
 __all__ = [
     "BEFORE_COMMIT",
     "MAX_SHORT_SECONDS",
+    "NO_READER",
     "BoundSession",
     "Counters",
     "Counts",

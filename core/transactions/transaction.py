@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -62,6 +63,8 @@ Arguments = ParamSpec("Arguments")
 
 _NO_QUEUE = -1
 """Number of no queue: only cells are read."""
+NO_READER = 0
+"""Load of no subscription: nobody waits for a transaction that adds no entries and writes no cells."""
 ANSWER_SECONDS = 10.0
 """Time after its time-out that a transaction waits for an answer before it treats the connection as dead."""
 WRITE_ONLY_TRIES = 20
@@ -107,6 +110,7 @@ class OpenTransaction:
     :param bound: for ``bound``: the user's SQL transaction.
     :param load: for ``long``: number of the subscription of which this is the first load. It adds to nothing else.
     :param queues: for ``long``: ids of the only queues that it may add to, so that readers of others need not wait.
+    :param mirrors: for ``long``: what it mirrors, as in :meth:`settled_below`, if that is known from its beginning.
     """
 
     def __init__(
@@ -120,6 +124,7 @@ class OpenTransaction:
         bound: BoundSession | None = None,
         load: int | None = None,
         queues: Iterable[str] | None = None,
+        mirrors: str | None = None,
     ) -> None:
         self._timeout_ms = database.limits.timeout_ms(timeout, long=kind == "long")
         self._seconds = self._timeout_ms / 1000 + ANSWER_SECONDS
@@ -144,6 +149,7 @@ class OpenTransaction:
         """The transaction as others may see it: with an id, and a snapshot made of ids."""
         self._settled = settled
         self._load = load
+        self._mirrors = mirrors
         self._queues = None if queues is None else tuple(sorted(set(queues)))
         self.generation = 1
         """1, plus how often the idempotency key had been closed when the transaction began."""
@@ -309,9 +315,6 @@ class OpenTransaction:
             )
         )
         self._move(State.IN_PROGRESS)
-        if self._queues is not None:
-            with self.database.begin() as work:
-                queries.registrations.note_queues(work, number, self._queues)
         return found
 
     def _draw(self, first: Cell | None = None) -> tuple[int, tuple[int, ...], int, Version | None]:
@@ -323,6 +326,8 @@ class OpenTransaction:
             client=self.database.client,
             first=first,
             load=self._load,
+            mirrors=self._mirrors,
+            queues=None if self._queues is None else json.dumps(self._queues),
         )
         return self._session.call(self.database.dialect.steps.start, call)
 

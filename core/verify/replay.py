@@ -197,12 +197,16 @@ class Replay:
 
     def _replay_part(self, within: Range) -> int | None:
         """Replay the first buckets of an interval in one transaction, and return the bucket that comes next."""
+        mirrors = f"replay {self.queue.number} {self.selection.name()}"
         opened = OpenTransaction(
-            self.database, kind="long", timeout=self.settle_timeout + TIMEOUT, queues=[self.queue.id]
+            self.database,
+            kind="long",
+            timeout=self.settle_timeout + TIMEOUT,
+            queues=[self.queue.id],
+            mirrors=mirrors,
         )
         try:
             retry = Retry(attempts=None, seconds=self.settle_timeout, first_pause=0.02)
-            mirrors = f"replay {self.queue.number} {self.selection.name()}"
             opened.settled_below(retry, load=self.queue.number, mirrors=mirrors)
             with self.database.read() as work:
                 self.queue = find_queue(work, self.queue.id)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from export_queue import InvalidArgument, MemorySink, Store, TransactionsInProgress, UnknownQueue, drain, verify
+from export_queue.core.store import schema
+from export_queue.core.transactions import OpenTransaction
 
 
 @pytest.fixture
@@ -130,3 +137,41 @@ def test_a_drain_and_verify_see_past_it(shop: Store) -> None:
     shop.commit(nightly)
     assert content(shop, "orders") == {"y": 1}
     assert content(shop, "customers") == {"a": 2}
+
+
+def operate(store: Store, operation: str, number: int = 0) -> Any:
+    if operation == "replay":
+        return store.replay("orders", all_keys=True, settle_timeout=0.0)
+    if operation == "roll back":
+        return store.state("orders").rollback(to=number, settle_timeout=0.0)
+    return store.mirror("orders", [("x", 1)], max_deletes=1.0, settle_timeout=0.0, dry_run=operation == "dry run")
+
+
+@pytest.mark.parametrize("operation", ["mirror", "dry run", "replay", "roll back"])
+def test_what_was_killed_once_it_was_registered_holds_nothing_up(
+    shop: Store, open_store: Callable[[], Store], operation: str
+) -> None:
+    with shop.transaction() as tx:
+        tx.queue("orders").add("y", 1)
+        number = tx.id
+
+    def registered_and_killed() -> None:
+        def kill(*_: Any, **__: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        OpenTransaction._wait_for_older = kill  # type: ignore[method-assign]
+        with open_store() as opened:
+            operate(opened, operation, number)
+
+    process = multiprocessing.get_context("fork").Process(target=registered_and_killed)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    with shop.database.read() as work:
+        assert work.connection.scalar(sa.select(sa.func.count()).select_from(schema.active)) == 1
+    operate(shop, operation, number)
+    if operation == "dry run":  # nobody at all waits for it
+        operate(shop, "mirror")
+        shop.alter_queue("orders", state=False)
+        shop.alter_queue("orders", state=True)
+        assert shop.first_load("orders/@state", source=lambda: [("x", 1)], settle_timeout=0.0).entries == 1

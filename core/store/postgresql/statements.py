@@ -50,8 +50,8 @@ START = """
     select id, excluded, deadline_ms, found_version, found_value
     from {s}.xq_start_v1(%s, %s, %b, %b, %b, %s, %b, %b, %b)
 """
-START_LOAD = """
-    select id, excluded, deadline_ms, null, null from {s}.xq_start_load_v1(%s, %b, %b, %b, %s, %b)
+START_LIMITED = """
+    select id, excluded, deadline_ms, null, null from {s}.xq_start_limited_v1(%s, %b, %b, %b, %s, %b, %s, %s)
 """
 SNAPSHOT = (
     """

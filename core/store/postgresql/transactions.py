@@ -66,7 +66,7 @@ class PostgresSteps(TransactionSteps):
         self._read_cells = {seen: self._sql(sql.read_cells(seen)) for seen in sql.PREDICATES}
         self._snapshot = self._prepared("xq_snapshot", sql.SNAPSHOT)
         self._start = self._sql(sql.START)
-        self._start_load = self._sql(sql.START_LOAD)
+        self._start_limited = self._sql(sql.START_LIMITED)
         self._commit = self._prepared("xq_commit", sql.COMMIT)
         self._abort = self._sql(sql.ABORT)
 
@@ -152,8 +152,9 @@ class PostgresSteps(TransactionSteps):
     def start(self, connection: Handle, call: StartCall) -> Started:
         registration = registration_of(call.kind, has_id=True)
         arguments = (registration, registration == "row", call.request, call.timeout_ms, call.client)
-        if call.load is not None:
-            row = calls.one(connection, self._start_load, (*arguments, call.load))
+        if call.is_limited:
+            limits = (call.load, call.mirrors, call.queues)
+            row = calls.one(connection, self._start_limited, (*arguments, *limits))
         else:
             row = calls.one(connection, self._start, (call.kind, *arguments, *(call.first or (None, None, None))))
         tx, excluded, deadline, version, value = row

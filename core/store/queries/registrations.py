@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -43,11 +42,6 @@ def note_mirror(work: Work, transaction: int, mirrors: str) -> list[int]:
 def loads_of_others(work: Reading, subscription: int) -> set[int]:
     """List the first loads in progress of all other subscriptions. They write no cells."""
     return set(work.connection.scalars(sa.select(active.c.id).where(active.c.load != subscription)))
-
-
-def note_queues(work: Work, transaction: int, queues: Sequence[str]) -> None:
-    """Record the only queues that a transaction may add to."""
-    work.connection.execute(active.update().where(active.c.id == transaction).values(queues=json.dumps([*queues])))
 
 
 def limited_to_others(work: Reading, reader: int) -> set[int]:

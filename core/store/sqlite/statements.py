@@ -206,8 +206,8 @@ COMMITTED = "insert or ignore into xq_outcome (request, status, id, decided_ms) 
 POINTERS = "select id from xq_active where owner = ? order by id"
 PRUNABLE = "select id from xq_invalid where left_to is null order by id limit ?"
 REGISTER = """
-    insert into xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client, load)
-    values (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    insert into xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client, load, mirrors, queues)
+    values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 REGISTER_POINTER = """
     insert into xq_active (id, request, kind, started_ms, deadline_ms, low, owner, client)

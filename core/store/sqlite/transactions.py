@@ -132,8 +132,10 @@ class SqliteSteps(TransactionSteps):
             excluded = self._list_excluded(raw)
             now = self._clock()
             deadline, low = now + call.timeout_ms, excluded[0] if excluded else number
-            row = (number, call.request.hex, call.kind, now, deadline, low, number, call.client, call.load)
-            raw.execute(sql.REGISTER, row)
+            limits = (call.load, call.mirrors, call.queues)
+            raw.execute(
+                sql.REGISTER, (number, call.request.hex, call.kind, now, deadline, low, number, call.client, *limits)
+            )
         found = None if first is None else self.read_cell(connection, Snapshot(number - 1, excluded), *first)
         return Started(number, excluded, deadline, found)
 

@@ -70,16 +70,19 @@ begin
   end if;
 end $body$;
 
--- Starts a first load, which is recorded as one at once: a process that is killed afterwards leaves a load, which the
--- next one replaces, and not a long transaction for which everybody waits until its time-out.
-create or replace function {s}.xq_start_load_v1(
+-- Starts a first load, a mirror, or what adds to some queues only. That is recorded at once: a process that is killed
+-- afterwards leaves what the next one of its kind replaces, and not a long transaction for which everybody waits until
+-- its time-out.
+create or replace function {s}.xq_start_limited_v1(
   registration text, relaxed boolean, request uuid, timeout_ms bigint, client text, subscription bigint,
+  mirrored text, only_queues text,
   out id bigint, out excluded bigint[], out deadline_ms bigint)
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
 begin
   select b.id, b.excluded, b.deadline_ms into id, excluded, deadline_ms
     from {s}.xq_start_v1('long', registration, relaxed, request, timeout_ms, client, null, null, null) b;
-  update {s}.xq_active a set load = subscription where a.id = xq_start_load_v1.id;
+  update {s}.xq_active a set load = subscription, mirrors = mirrored, queues = only_queues
+    where a.id = xq_start_limited_v1.id;
 end $body$;
 
 -- Draws another write pointer of a long transaction. No greater id is drawn before its row is visible: a lock instead
