@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from export_queue.core.arguments import number_or_part
+from export_queue.core.arguments import names, number_or_part
 from export_queue.hooks import ExportQueueHook, environment, resolve_sink
 from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.operators.drain_task import DrainTask
@@ -39,6 +39,8 @@ class ExportQueueVerifyOperator(StoppableTask):
     :param sink: instead of ``sink_conn_id``: the description of a sink, or the import path ``module:factory`` of your
         own sink. (templated)
     :param exporter: the exporter of the drains; None for the stored one. (templated)
+    :param collections: collections that are read besides those of the expected records, since your exporter may have
+        written to them. (templated)
     :param repair: whether to write the records that differ again, and to compare once more.
     :param max_deletes: the largest part of the compared records that a repair may delete, from 0.0 to 1.0, or a whole
         number of records. If more are extra, none is deleted. (templated)
@@ -50,9 +52,14 @@ class ExportQueueVerifyOperator(StoppableTask):
     readers: ClassVar[Mapping[str, Reader]] = {name: DrainTask.readers[name] for name in _SHARED} | {
         "source": name_or("state"),
         "max_deletes": optional(number_or_part, default=0.2),
+        "collections": names,
     }
     template_fields: Collection[str] = tuple(readers)
-    template_fields_renderers: ClassVar[dict[str, str]] = {"sink_options": "json", "sink": "json"}
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        "sink_options": "json",
+        "sink": "json",
+        "collections": "json",
+    }
     ui_color = "#dff0d8"
 
     def __init__(
@@ -64,6 +71,7 @@ class ExportQueueVerifyOperator(StoppableTask):
         sink_options: Mapping[str, Any] | str | None = None,
         sink: SinkSpec | Mapping[str, Any] | str | None = None,
         exporter: str | None = None,
+        collections: Sequence[str] | str | None = None,
         repair: bool = False,
         max_deletes: float | str = 0.2,
         lock_timeout: float = 600.0,
@@ -77,6 +85,7 @@ class ExportQueueVerifyOperator(StoppableTask):
         self.sink_options = sink_options
         self.sink = sink
         self.exporter = exporter
+        self.collections = collections
         self.repair = repair
         self.max_deletes: Any = max_deletes
         self.lock_timeout = lock_timeout
@@ -98,6 +107,7 @@ class ExportQueueVerifyOperator(StoppableTask):
                 sink_name=name,
                 source=self.source,
                 exporter=self.exporter,
+                collections=names(self.collections, what="collections") or (),
                 repair=self.repair,
                 max_deletes=self.max_deletes,
                 lock_timeout=self.lock_timeout,

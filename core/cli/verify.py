@@ -37,6 +37,10 @@ def verify(
         str | None, typer.Option(metavar="MODULE:NAME", help="exporter of the drains; by default the stored one")
     ] = None,
     sink_name: SinkName = None,
+    collection: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="read this collection, too: the exporter may have written to it"),
+    ] = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="write the records that differ again, and compare once more")
     ] = False,
@@ -61,6 +65,7 @@ def verify(
             sink_name=described.name,
             source=source,
             exporter=exporter,
+            collections=collection or (),
             repair=repair,
             max_deletes=number_or_part(max_deletes, what="--max-deletes"),
             lock_timeout=lock_timeout,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypedDict
 
@@ -19,6 +19,7 @@ class VerifyOptions(TypedDict, total=False):
 
     source: AnySource
     exporter: object | None
+    collections: Sequence[str]
     rounds: int
     repair: bool
     max_deletes: float
@@ -34,6 +35,8 @@ class VerifyRequest:
     :param sink_name: name of the sink that the queue is bound to.
     :param source: where the full content of the queue comes from; see :func:`find_source`.
     :param exporter: the exporter of the drains; None for the stored one.
+    :param collections: collections of the sink that are read besides those of the expected records. An exporter of your
+        own may have written to others.
     :param rounds: how often records that keep changing are checked again before they count as younger.
     :param repair: whether to write the records that differ again, with the sequences of their latest entries, and to
         compare once more.
@@ -49,6 +52,7 @@ class VerifyRequest:
     sink_name: str
     source: AnySource = STATE
     exporter: object | None = None
+    collections: Sequence[str] = ()
     rounds: int = 6
     repair: bool = False
     max_deletes: float = 0.2
@@ -57,6 +61,8 @@ class VerifyRequest:
 
     def __post_init__(self) -> None:
         check_sink_name(self.sink_name)
+        if isinstance(self.collections, str) or not all(isinstance(one, str) and one for one in self.collections):
+            raise InvalidArgument(f"collections: expected a list of names, found {self.collections!r}")
         if not isinstance(self.repair, bool):
             raise InvalidArgument(f"repair: expected true or false, found {self.repair!r}")
         MirrorOptions(max_deletes=self.max_deletes)  # checks it

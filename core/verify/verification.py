@@ -70,7 +70,7 @@ class Comparison:
     compared: int = 0
     scanned: int = 0
     collections: set[str] = field(default_factory=set)
-    """The collections of the expected records."""
+    """The collections of the expected records, and those that the caller names."""
     counts: Counter[str] = field(default_factory=Counter)
     samples: defaultdict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
 
@@ -110,8 +110,9 @@ class Comparison:
         return self.exporter.identity == COPY
 
     def _read_source(self) -> set[str]:
-        """Read the content of the queue, and return the collections that its records are in."""
+        """Read the content of the queue, and return the collections that its records are, or were, in."""
         collections = {self.reader.source} if self.copies else set()
+        collections.update(self.request.collections)
         with self._content() as content:
             if self.request.repair and not content.is_ranked:
                 raise InvalidArgument(

@@ -48,8 +48,8 @@ def verify(
     :param sink_name: name of the sink that the queue is bound to; by default the name in the description, or the
         class of an open sink.
     :param on_progress: called after each page.
-    :param options: ``source``, ``exporter``, ``rounds``; ``repair``, with ``max_deletes``, ``lock_timeout`` and
-        ``lease_seconds``; see :class:`VerifyRequest`.
+    :param options: ``source``, ``exporter``, ``collections``, ``rounds``; ``repair``, with ``max_deletes``,
+        ``lock_timeout`` and ``lease_seconds``; see :class:`VerifyRequest`.
     :returns: the report.
     :raises ConfigurationError: an unknown queue or option, another sink or exporter, a sink that cannot be read back.
     :raises SinkError: the sink cannot be used.

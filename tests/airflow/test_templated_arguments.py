@@ -110,7 +110,11 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
     },
     ExportQueueVerifyOperator: STORE
     | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}
-    | {"source": ("module:orders", "state"), "max_deletes": (0.5, 0.2)},
+    | {
+        "source": ("module:orders", "state"),
+        "max_deletes": (0.5, 0.2),
+        "collections": (["orders", "customers"], None),
+    },
     ExportQueueRebuildOperator: STORE
     | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}
     | {

@@ -286,6 +286,19 @@ def test_records_are_those_of_the_exporter(orders: Store, memory: MemorySink) ->
         check(orders, memory, exporter="tests.integration.test_verify:other")
 
 
+def test_collections_that_no_entry_names_any_more_are_read_if_they_are_named(orders: Store, memory: MemorySink) -> None:
+    add(orders, {"r1": document(1)})
+    deliver(orders, memory, exporter=spread)
+    memory._contents.ranks["former", b"r2"] = 3
+    memory._contents.documents["former", b"r2"] = b"{}"
+    assert check(orders, memory, exporter=spread).differences == 0
+    report = check(orders, memory, exporter=spread, collections=["former", "left"])
+    assert (report.extra, report.differences, report.compared) == (1, 1, 2)
+    for wrong in ("former", [""], [1]):
+        with pytest.raises(InvalidArgument, match="collections: expected a list of names"):
+            check(orders, memory, collections=wrong)
+
+
 def other(entry: Entry) -> list[Put]:
     return [Put("other", str(entry.key), "x")]
 
