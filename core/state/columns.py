@@ -73,10 +73,21 @@ class RecordEncoder:
             for piece in pieces_of(batch.slice(start, _ROWS), _BYTES):
                 try:
                     columns = [self._keys(piece), self._values(piece)]
-                except (_Doubt, EntryError, NotJson, pa.ArrowException):
-                    yield from self._of_rows(piece.to_pylist())
+                except (_Doubt, NotJson, pa.ArrowException, OverflowError, ValueError):
+                    yield from self._of_rows(self._python_rows(piece))
                 else:
                     yield pa.RecordBatch.from_arrays(columns, ["key", "value"])
+
+    def _python_rows(self, piece: pa.RecordBatch) -> list[Any]:
+        import pyarrow as pa
+
+        try:
+            return piece.to_pylist()
+        except (pa.ArrowException, ValueError, OverflowError) as error:  # as of a year after 9999, or an unknown zone
+            raise EntryError(
+                f"queue {self.queue.id!r}: a value of the data set has no form in Python: {error}",
+                hint="cast its column to text in the query",
+            ) from error
 
     def _of_rows(self, rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         keys: list[bytes] = []

@@ -36,6 +36,9 @@ class MirrorOptions:
     """Seconds to wait for older transactions to end."""
 
     def __post_init__(self) -> None:
+        for what, columns in (("key", self.key), ("value", self.value)):
+            if columns is not None and not columns:
+                raise InvalidArgument(f"{what}: expected the name of a column, or several, found none")
         most = self.max_deletes
         if isinstance(most, bool) or not isinstance(most, int | float) or not most >= 0 or math.isnan(most):
             raise InvalidArgument(f"max_deletes: expected a part from 0 to 1 or a number of records, found {most!r}")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from export_queue import Candidates, EntryError, MirrorReport, Store
+from export_queue import Candidates, EntryError, InvalidArgument, MirrorReport, Store
 from export_queue.core.segments import compact
 from export_queue.core.sources import state as reading
 from export_queue.core.state import columns, comparison, mirror, sorted_spool
@@ -193,6 +193,29 @@ def test_wrong_columns_are_refused_by_name(store: Store, column: pa.Array, optio
     with pytest.raises(EntryError, match=message):
         store.mirror("q", batch, **({"key": "id", "value": ["n"]} | options))
     assert store.state("q").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([10**18], pa.timestamp("us", "UTC")), "out of range"),
+        (pa.array([10**7], pa.int32()).cast(pa.date32()), "out of range"),
+        (pa.array([1], pa.timestamp("us", "Nowhere/Zone")), "no form in Python"),
+        (pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]), "duplicate field names"),
+    ],
+)
+def test_a_value_that_python_has_no_form_of_is_refused(store: Store, column: pa.Array, message: str) -> None:
+    store.configure_queue("q", state=True)
+    with pytest.raises(EntryError, match=message):
+        store.mirror("q", pa.record_batch({"id": ["a"], "v": column}), key="id")
+    assert store.state("q").count() == 0
+
+
+@pytest.mark.parametrize("options", [{"key": []}, {"key": "id", "value": []}])
+def test_no_column_at_all_is_refused(store: Store, options: Any) -> None:
+    store.configure_queue("q", state=True)
+    with pytest.raises(InvalidArgument, match="expected the name of a column, or several, found none"):
+        store.mirror("q", pa.record_batch({"id": ["a"], "v": [1]}), **options)
 
 
 def test_a_value_that_is_too_large_is_refused_by_name(store: Store) -> None:
