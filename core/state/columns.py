@@ -82,12 +82,13 @@ class RecordEncoder:
         import pyarrow as pa
 
         try:
-            return piece.to_pylist()
+            rows: list[Any] = piece.to_pylist()
         except (pa.ArrowException, ValueError, OverflowError) as error:  # as of a year after 9999, or an unknown zone
             raise EntryError(
                 f"queue {self.queue.id!r}: a value of the data set has no form in Python: {error}",
                 hint="cast its column to text in the query",
             ) from error
+        return rows
 
     def _of_rows(self, rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         keys: list[bytes] = []

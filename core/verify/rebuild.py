@@ -99,8 +99,11 @@ def start(store: StoreHandle, sink: SinkSpec, request: RebuildRequest, *, settle
     _check_reader(database, reader, sink)
     with _opened(sink, json.loads(reader.binding or "")) as old, _opened_new(sink, reader, request) as (new, exporter):
         record = _requested(reader, request, binding_with(new, exporter))
+        is_new = row is None or row["phase"] in OVER
+        if not is_new:
+            _continue(database, record)
         _check_targets(record, old, new)
-        if row is None or row["phase"] in OVER:
+        if is_new:
             _check_new(database, record, new)
             _record(database, record)
         _continue(database, record)
@@ -291,7 +294,9 @@ def _continue(database: Database, record: Rebuild) -> None:
         raise InvalidArgument(
             f"a rebuild of {record.reader!r} has been started with other arguments: {found.new_reader}, "
             f"{found.options()}",
-            hint=f"continue it with these, or cancel it: export-queue rebuild cancel {record.reader}",
+            hint="continue it with these, or "
+            + ("finish it" if found.phase == "switched" else "cancel it")
+            + f": export-queue rebuild {'finish' if found.phase == 'switched' else 'cancel'} {record.reader}",
         )
 
 

@@ -423,6 +423,9 @@ def test_steps_out_of_order_are_refused_and_repeated_ones_change_nothing(store: 
     assert store.rebuilds.switch("orders/main", copies.sink) == switched
     with pytest.raises(InvalidArgument, match="found the phase switched"):
         store.rebuilds.cancel("orders/main")
+    for other in ({}, {"name": "third", "new_options": {"table": "orders-3"}}):
+        with pytest.raises(InvalidArgument, match="switched|rebuild finish"):  # before anything is said of the pointer
+            start(store, copies, **other)
     store.rebuilds.back("orders/main", copies.sink)
     assert store.rebuilds.back("orders/main", copies.sink).phase == "following"
     store.rebuilds.switch("orders/main", copies.sink)
