@@ -155,7 +155,7 @@ def test_an_unreachable_store_is_tried_again(store: Store) -> None:
     assert store.run(fails_once) == 2
 
 
-@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"attempts": None}, {"seconds": 0.0}, {"first_pause": -1.0}])
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"attempts": None}, {"seconds": -1.0}, {"first_pause": -1.0}])
 def test_senseless_retries_are_refused(wrong: dict[str, float | None]) -> None:
     with pytest.raises(InvalidArgument):
         Retry(**wrong)  # type: ignore[arg-type]
