@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from export_queue.core.arguments import names, number_or_part
+from export_queue.core.arguments import given, names, number_or_part, text
 from export_queue.hooks import ExportQueueHook, environment, resolve_sink
 from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.operators.drain_task import DrainTask
@@ -33,6 +33,8 @@ class ExportQueueVerifyOperator(StoppableTask):
     :param queue_id: the queue, or the subscription that drains into the sink. (templated)
     :param source: ``state``, the queue's own state; or the import path ``module:name`` of a function that yields the
         keys and values that the queue's consumers should have, or of a :class:`~export_queue.Source`. (templated)
+    :param records: instead of ``source``: the import path ``module:name`` of a function that yields the records which
+        the sink should have, as :class:`~export_queue.Put`. (templated)
     :param sink_conn_id: connection of the sink, as for
         :class:`~export_queue.operators.drain.ExportQueueDrainOperator`. (templated)
     :param sink_options: options that the connection does not have; the stored ones need not be repeated. (templated)
@@ -51,6 +53,7 @@ class ExportQueueVerifyOperator(StoppableTask):
 
     readers: ClassVar[Mapping[str, Reader]] = {name: DrainTask.readers[name] for name in _SHARED} | {
         "source": name_or("state"),
+        "records": text,
         "max_deletes": optional(number_or_part, default=0.2),
         "collections": names,
     }
@@ -67,6 +70,7 @@ class ExportQueueVerifyOperator(StoppableTask):
         *,
         queue_id: str,
         source: str = "state",
+        records: str | None = None,
         sink_conn_id: str | None = None,
         sink_options: Mapping[str, Any] | str | None = None,
         sink: SinkSpec | Mapping[str, Any] | str | None = None,
@@ -81,6 +85,7 @@ class ExportQueueVerifyOperator(StoppableTask):
         super().__init__(**kwargs)
         self.queue_id = queue_id
         self.source = source
+        self.records = records
         self.sink_conn_id = sink_conn_id
         self.sink_options = sink_options
         self.sink = sink
@@ -106,6 +111,7 @@ class ExportQueueVerifyOperator(StoppableTask):
                 queue_id=self.queue_id,
                 sink_name=name,
                 source=self.source,
+                records=given(self.records),
                 exporter=self.exporter,
                 collections=names(self.collections, what="collections") or (),
                 repair=self.repair,

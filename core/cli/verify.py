@@ -33,6 +33,13 @@ def verify(
             "or of a source"
         ),
     ] = "state",
+    records: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="instead of a source: a function that yields the records which the sink should have",
+        ),
+    ] = None,
     exporter: Annotated[
         str | None, typer.Option(metavar="MODULE:NAME", help="exporter of the drains; by default the stored one")
     ] = None,
@@ -64,6 +71,7 @@ def verify(
             queue_id=queue_id,
             sink_name=described.name,
             source=source,
+            records=records,
             exporter=exporter,
             collections=collection or (),
             repair=repair,

@@ -12,12 +12,14 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import check_sink_name
 from export_queue.core.sources import STATE, AnySource, find_source, name_of_source
 from export_queue.core.state import MirrorOptions
+from export_queue.core.verify.named_records import RecordFunction, find_function, name_of_function
 
 
 class VerifyOptions(TypedDict, total=False):
     """The options of a comparison besides its queue and its sink; see :class:`VerifyRequest`."""
 
     source: AnySource
+    records: RecordFunction | None
     exporter: object | None
     collections: Sequence[str]
     rounds: int
@@ -34,6 +36,8 @@ class VerifyRequest:
     :param queue_id: the queue, or the subscription that drains into the sink.
     :param sink_name: name of the sink that the queue is bound to.
     :param source: where the full content of the queue comes from; see :func:`find_source`.
+    :param records: instead of a source: a function that yields the records which the sink should have, as
+        :class:`~export_queue.Put`, or its import path ``module:name``. For exporters that name records by value.
     :param exporter: the exporter of the drains; None for the stored one.
     :param collections: collections of the sink that are read besides those of the expected records. An exporter of your
         own may have written to others.
@@ -51,6 +55,7 @@ class VerifyRequest:
     queue_id: str
     sink_name: str
     source: AnySource = STATE
+    records: RecordFunction | None = None
     exporter: object | None = None
     collections: Sequence[str] = ()
     rounds: int = 6
@@ -71,6 +76,10 @@ class VerifyRequest:
         if type(self.rounds) is not int or self.rounds < 1:
             raise InvalidArgument(f"rounds: expected a whole number from 1, found {self.rounds!r}")
         find_source(self.source)
+        if self.records is not None:
+            find_function(self.records)
+            if self.source != STATE:
+                raise InvalidArgument("expected either a source or records, found both")
 
     @classmethod
     def of(cls, queue_id: str, sink_name: str, options: Mapping[str, Any]) -> Self:
@@ -87,4 +96,4 @@ class VerifyRequest:
     @property
     def source_name(self) -> str:
         """The source as text, for the report."""
-        return name_of_source(self.source)
+        return name_of_source(self.source) if self.records is None else name_of_function(self.records)

@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, cast
 
 from export_queue.core.drain import (
@@ -24,7 +25,9 @@ from export_queue.core.sinks import (
 )
 from export_queue.core.sources import Content, StateContent, opened_content
 from export_queue.core.store import Database, queries
+from export_queue.core.transactions import settled_snapshot
 from export_queue.core.verify.judging import ABSENT, NO_LOADS, REPAIRABLE, Loads, Sighting, Verdict, Version, judge
+from export_queue.core.verify.named_records import named_records
 from export_queue.core.verify.report import MOST_SAMPLES, Sample, VerifyReport
 from export_queue.core.verify.request import VerifyRequest
 from export_queue.core.verify.sides import digest_of
@@ -45,6 +48,19 @@ class VerifyProgress:
 
 
 OnProgress = Callable[[VerifyProgress], object]
+
+
+_Records = tuple[StoredRecords, Sequence[bytes], "list[bool] | None", set[str]]
+"""Expected records; for each the key of its entry and whether it expires; and the collections of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What the sink should have, at a cut."""
+
+    cut: int
+    is_ranked: bool
+    pages: Callable[[], Iterable[_Records]]
 
 
 @dataclass(slots=True)
@@ -113,22 +129,49 @@ class Comparison:
         """Read the content of the queue, and return the collections that its records are, or were, in."""
         collections = {self.reader.source} if self.copies else set()
         collections.update(self.request.collections)
-        with self._content() as content:
-            if self.request.repair and not content.is_ranked:
+        with self._expected(self._units) as expected:
+            if self.request.repair and not expected.is_ranked:
                 raise InvalidArgument(
                     f"source {self.request.source_name!r} does not know the sequences of its entries: a repair could "
                     "not tell an old record from a new one",
                     hint="repair from the state of the queue, or add the content to the queue again",
                 )
-            self.cut = content.cut
-            self.spool.is_ranked = self.is_ranked = content.is_ranked and not self.sink.capabilities.fenced
-            for page in self._pages(content, self.queue.units()):
-                records, keys, expires, found = self._records_of(page)
+            self.cut = expected.cut
+            self.spool.is_ranked = self.is_ranked = expected.is_ranked and not self.sink.capabilities.fenced
+            for records, keys, expires, found in expected.pages():
                 self.spool.add_expected(records, keys, expires)
                 collections |= found
                 self.compared += len(records)
                 self._progress("source", self.compared)
         return collections
+
+    @contextlib.contextmanager
+    def _expected(self, ranges: Callable[[], Sequence[Range]]) -> Iterator[_Expected]:
+        """Open what the sink should have.
+
+        :param ranges: tells the buckets that are read; called when the source is open.
+        """
+        if self.request.records is not None:
+            cut = settled_snapshot(self.database, self.queue.number).read_pointer  # before the function is called
+            yield _Expected(cut, False, self._named_records)
+            return
+        with self._content() as content:
+            read = partial(self._pages, content, ranges())
+            yield _Expected(content.cut, content.is_ranked, lambda: map(self._records_of, read()))
+
+    def _named_records(self) -> Iterator[_Records]:
+        """Return the records that the user's function yields; none has a key."""
+        for operations in named_records(self.request.records or ""):
+            records, positions = self._scannable.render(operations)
+            if len(positions) < len(operations):
+                refused = min(set(range(len(operations))) - set(positions))
+                raise InvalidArgument(
+                    f"{self.request.source_name} yields a record that the sink does not store: "
+                    f"{operations.collections[refused]} {operations.ids[refused]!r}"
+                )
+            ttls = operations.ttls
+            expires = None if ttls is None else [ttls[i] is not None for i in positions]
+            yield records, [b""] * len(records), expires, set(operations.collections)
 
     @contextlib.contextmanager
     def _content(self) -> Iterator[Content]:
@@ -151,7 +194,7 @@ class Comparison:
                 if len(page):
                     yield page
 
-    def _records_of(self, page: Entries) -> tuple[StoredRecords, Sequence[bytes], list[bool] | None, set[str]]:
+    def _records_of(self, page: Entries) -> _Records:
         """Return the records that entries name, for each the key and whether it expires, and the collections.
 
         Entries that the exporter or the sink refuses are noted in the spool.
@@ -298,12 +341,14 @@ class Comparison:
     def read_again(self) -> None:
         """Read the content of the remaining candidates at a newer cut."""
         self.spool.forget_refused()
-        with self._content() as content:
-            self.cut = content.cut
-            for page in self._pages(content, self._ranges()):
-                records, keys, expires, _ = self._records_of(page)
+        with self._expected(self._ranges) as expected:
+            self.cut = expected.cut
+            for records, keys, expires, _ in expected.pages():
                 self.spool.add_fresh(records, keys, expires)
             self.spool.refresh()
+
+    def _units(self) -> Sequence[Range]:
+        return self.queue.units()
 
     def _ranges(self) -> Sequence[Range]:
         """Return the buckets that may name the candidates."""

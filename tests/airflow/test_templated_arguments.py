@@ -112,6 +112,7 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
     | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}
     | {
         "source": ("module:orders", "state"),
+        "records": ("module:totals", None),
         "max_deletes": (0.5, 0.2),
         "collections": (["orders", "customers"], None),
     },

@@ -286,6 +286,66 @@ def test_records_are_those_of_the_exporter(orders: Store, memory: MemorySink) ->
         check(orders, memory, exporter="tests.integration.test_verify:other")
 
 
+def by_city(entry: Entry) -> Iterator[Put | Delete]:
+    """An inverted index: the value says which record the former entry has named."""
+    if entry.value["old"] is not None:
+        yield Delete("cities", f"{entry.value['old']}/{entry.key}")
+    if entry.value["new"] is not None:
+        yield Put("cities", f"{entry.value['new']}/{entry.key}", {"n": entry.key})
+
+
+def no_cities() -> list[Put]:
+    return []
+
+
+def test_records_that_are_named_by_value_are_compared_with_a_list_of_records(orders: Store, planter: Planter) -> None:
+    cities: dict[str, str] = {}
+
+    def move(**to: str | None) -> None:
+        add(orders, {key: {"old": cities.get(key), "new": city} for key, city in to.items()})
+        cities.update({key: city for key, city in to.items() if city})
+        for key in [key for key, city in to.items() if not city]:
+            del cities[key]
+
+    def records() -> Iterator[Put]:
+        for key, city in cities.items():
+            yield Put("cities", f"{city}/{key}", {"n": key})
+
+    with opened(planter) as sink:
+        move(**{f"c{n}": "bern" for n in range(30)})
+        deliver(orders, sink, exporter=by_city)
+        move(**{f"c{n}": "chur" for n in range(10)}, c20=None)
+        named = {"exporter": by_city, "records": records, "source": "state"}
+        report = check(orders, sink, **named)
+        assert (report.compared, report.differences, report.queued) == (29, 0, 21), report.lines()
+        deliver(orders, sink, exporter=by_city)
+        report = check(orders, sink, **named)
+        assert (report.compared, report.differences, report.ranked, report.source) == (29, 0, False, "records")
+        assert (
+            check(orders, sink, exporter=by_city, source="state", records=no_cities, collections=["cities"]).extra == 29
+        )
+        del cities["c25"]
+        cities["c40"] = "genf"
+        report = check(orders, sink, **named)
+        assert (report.extra, report.missing, report.differences) == (1, 1, 2), report.lines()
+        with pytest.raises(InvalidArgument, match="does not know the sequences"):
+            check(orders, sink, **named, repair=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"records": 7}, "records: expected a function that yields Put, found int"),
+        ({"records": "tests.integration.test_verify:nothing"}, "cannot be imported"),
+        ({"records": no_cities, "source": no_cities}, "either a source or records, found both"),
+        ({"records": lambda: [("a", 1)]}, "a function of records yields Put, found tuple"),
+    ],
+)
+def test_what_yields_no_records_is_refused(orders: Store, memory: MemorySink, options: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        check(orders, memory, **{"source": "state", "exporter": by_city, **options})
+
+
 def test_collections_that_no_entry_names_any_more_are_read_if_they_are_named(orders: Store, memory: MemorySink) -> None:
     add(orders, {"r1": document(1)})
     deliver(orders, memory, exporter=spread)
