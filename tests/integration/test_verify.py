@@ -321,14 +321,12 @@ def test_records_that_are_named_by_value_are_compared_with_a_list_of_records(ord
         deliver(orders, sink, exporter=by_city)
         report = check(orders, sink, **named)
         assert (report.compared, report.differences, report.ranked, report.source) == (29, 0, False, "records")
-        assert (
-            check(orders, sink, exporter=by_city, source="state", records=no_cities, collections=["cities"]).extra == 29
-        )
+        assert check(orders, sink, **{**named, "records": no_cities}, collections=["cities"]).extra == 29
         del cities["c25"]
         cities["c40"] = "genf"
         report = check(orders, sink, **named)
         assert (report.extra, report.missing, report.differences) == (1, 1, 2), report.lines()
-        with pytest.raises(InvalidArgument, match="does not know the sequences"):
+        with pytest.raises((InvalidArgument, SinkConfigurationError), match="could not tell an old"):
             check(orders, sink, **named, repair=True)
 
 
