@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -388,3 +391,66 @@ def test_a_reading_that_cannot_work_is_refused(
         read(**options).collect()
     assert message in str(refused.value)
     assert "hidden" not in str(refused.value)
+
+
+DRIVER = """
+import os, signal, sys
+from export_queue import StoreSpec, write_transactional
+from export_queue.core.spark import mirror
+from export_queue.core.transactions import OpenTransaction
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+point, url = sys.argv[1:]
+rows = spark.range(100, 600, 1, 3).selectExpr("concat('k', id) as key", "id as value")
+def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
+def after(function): return lambda *a, **k: (function(*a, **k), die())
+if point == "before the job": mirror._compare = die
+if point == "after the tasks": mirror.collect_files = die
+if point == "between staging and commit": mirror.stage_files = after(mirror.stage_files)
+if point == "after the commit": OpenTransaction.commit = after(OpenTransaction.commit)
+write_transactional(rows, StoreSpec(url=url), "customers", mode="mirror")
+"""
+"""Mirrors the records 100 to 599, and dies at a point."""
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "between staging and commit",
+        *(
+            pytest.param(point, marks=pytest.mark.full("a program with Spark for each point"))
+            for point in ("before the job", "after the tasks", "after the commit")
+        ),
+    ],
+)
+def test_a_driver_that_dies_leaves_all_or_nothing_and_holds_no_later_mirror_up(
+    customers: Store,
+    mirror: Callable[..., MirrorReport],
+    store_url: str,
+    spark_environment: dict[str, str],
+    tmp_path: Path,
+    point: str,
+) -> None:
+    former = {f"k{n}": n for n in range(0, 500, 2)}
+    wanted = {f"k{n}": n for n in range(100, 600)}
+    mirror(former)
+    program = tmp_path / "driver.py"
+    program.write_text(DRIVER)
+    done = subprocess.run(
+        [sys.executable, str(program), point, store_url],
+        env={**spark_environment, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    has_committed = point == "after the commit"
+    assert state(customers) == (wanted if has_committed else former)
+    report = mirror(wanted, settle_timeout=0.0)
+    assert (report.added == 0) == has_committed
+    assert state(customers) == wanted
+    assert in_progress(customers) == 0
+    sink = MemorySink()
+    drain(customers, "customers", sink, sink_name="memory")
+    assert {key.decode(): int(value) for (_, key), value in sink.records().items()} == wanted
