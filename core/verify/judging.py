@@ -94,11 +94,16 @@ def judge(seen: Sighting) -> Verdict:
     least = expected.rank if seen.is_ranked else -1
     if seen.loads.is_unknown(least):
         least = seen.found.rank + 1
-    if seen.queued is not None and seen.queued >= least:
+    if seen.queued is not None and seen.queued >= least and not _was_delivered(seen, seen.queued):
         return "queued"
     if seen.dead is not None and seen.dead >= least:
         return "dead"
     return _ranked(seen, expected) if seen.is_ranked else _unranked(seen, expected)
+
+
+def _was_delivered(seen: Sighting, queued: int) -> bool:
+    """Return whether a pending entry has reached the record already, so that delivering it again changes nothing."""
+    return seen.is_ranked and seen.found.rank >= queued
 
 
 def _agree(seen: Sighting) -> bool:

@@ -26,8 +26,10 @@ from export_queue import (
     MemorySink,
     Operations,
     Put,
+    Retry,
     SinkConfigurationError,
     SinkSpec,
+    SinkUnavailable,
     SqlSink,
     Store,
     VerifyReport,
@@ -272,6 +274,32 @@ def test_a_repair_that_is_killed_is_repeated(
         deliver(orders, sink)
         assert check(orders, sink).differences == 0
         engine.dispose()
+
+
+def test_a_record_that_was_spoilt_before_its_entry_was_acknowledged_is_repaired(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain delivers and is killed; then delivering again changes nothing."""
+
+    class Dying(MemorySink):
+        dies = True
+
+        def apply(self, operations: Operations) -> Any:
+            result = super().apply(operations)
+            if self.dies:
+                raise SinkUnavailable("gone")
+            return result
+
+    sink = Dying()
+    add(orders, {"r1": document(1)})
+    with pytest.raises(SinkUnavailable):
+        drain(orders, "orders/sink", sink, sink_name="sink", retry=Retry(attempts=1))
+    sink._contents.documents["orders", b"r1"] = b"{}"
+    assert check(orders, sink).different == 1
+    assert mend(orders, sink).differences == 0
+    sink.dies = False
+    deliver(orders, sink)
+    assert check(orders, sink).differences == 0
 
 
 def vandalise(url: str) -> Callable[[Store, Any], None]:

@@ -61,11 +61,21 @@ def test_each_difference_has_its_name(expected: Version | None, found: Version, 
 
 def test_a_pending_or_dead_entry_explains_a_difference_unless_it_is_older_than_the_expected_one() -> None:
     for found in (ABSENT, put(4), put(5, B), put(101)):
-        assert verdict(put(5), found, queued=11) == "queued"
         assert verdict(put(5), found, queued=400, dead=11) == "queued"
         assert verdict(put(5), found, dead=11) == "dead"
+    for found in (ABSENT, put(4)):
+        assert verdict(put(5), found, queued=11) == "queued"
     assert verdict(put(5), put(4), queued=10, dead=9) == "stale", "the newer entry was acknowledged"
-    assert verdict(None, put(5), queued=3) == "queued"
+    assert verdict(None, put(5), queued=12) == "queued"
+
+
+def test_a_pending_entry_that_the_record_has_already_explains_nothing() -> None:
+    """Its drain was killed before it acknowledged; to deliver it again changes nothing."""
+    assert verdict(put(5), put(5, B), queued=11) == "different"
+    assert verdict(put(5), Version(11, None), queued=11) == "missing"
+    assert verdict(None, put(5), queued=11) == "extra"
+    assert verdict(put(5), put(101), queued=203) == "younger"
+    assert verdict(put(5), Version(-1, B), queued=11, is_ranked=False, is_confirmed=True) == "queued"
 
 
 def test_nothing_explains_a_rank_above_every_entry() -> None:
