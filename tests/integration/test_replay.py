@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
 
@@ -104,13 +105,11 @@ def test_an_older_transaction_is_waited_for_and_then_wins(orders: Store) -> None
         tx.queue("orders").add("r03", {"n": "older"})
     with pytest.raises(TransactionsInProgress):
         orders.replay("orders", all_keys=True, settle_timeout=0.1)
-    reports: list[Any] = []
-    thread = threading.Thread(target=lambda: reports.append(orders.replay("orders", all_keys=True)))
-    thread.start()
-    wait_until(lambda: len(waiting_ids(orders)) == 2, "the replay does not begin")
-    orders.commit(older)
-    thread.join(60)
-    assert reports[0].replayed == 35
+    with ThreadPoolExecutor(1) as pool:
+        replay = pool.submit(orders.replay, "orders", all_keys=True)
+        wait_until(lambda: replay.done() or len(waiting_ids(orders)) == 2, "the replay does not begin")
+        orders.commit(older)
+        assert replay.result().replayed == 35
     assert orders.state("orders").get("r03") == {"n": "older"}
 
 
