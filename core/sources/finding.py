@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
+from export_queue.core.callables import check_runs
 from export_queue.core.errors import InvalidArgument, QueueBusy
 from export_queue.core.queue import Queue, find_queue
 from export_queue.core.references import import_object
@@ -43,12 +44,12 @@ def find_source(source: AnySource) -> Source:
     if callable(getattr(found, "open", None)):
         return cast(Source, found)
     if callable(found):
-        return FunctionSource(found)
+        return FunctionSource(check_runs(found, "source", may_yield=True))
     raise InvalidArgument(f"source: expected a source or a function, found {type(found).__name__}")
 
 
-def name_of_source(source: AnySource) -> str:
-    """Return a source as text, for reports."""
+def name_of_source(source: object) -> str:
+    """Return a source or a function as text, for reports."""
     if isinstance(source, str):
         return source
     return getattr(source, "__name__", type(source).__name__)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from export_queue.core.callables import returned
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import Entries, Queue, Range, bucket
 from export_queue.core.sources.spool import EntrySpool, Row
@@ -39,7 +40,7 @@ class FunctionSource:
         :raises EntryError: a key or a value does not fit the queue's codecs.
         """
         cut = settled_snapshot(database, queue.number).read_pointer
-        with spooled(queue, cut, self._function()) as content:
+        with spooled(queue, cut, returned(self._function(), "source", may_yield=True)) as content:
             yield content
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
+from export_queue.core.callables import check_runs, returned
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import import_object
 from export_queue.core.sinks import Operations, OperationsBuilder, Put
@@ -24,14 +25,7 @@ def find_function(records: RecordFunction) -> Callable[[], Iterable[Put]]:
     if isinstance(records, str):
         hint = "name a function that yields the records that the sink should have: module:name"
         found = import_object(records, error=InvalidArgument, hint=hint)
-    if not callable(found):
-        raise InvalidArgument(f"records: expected a function that yields Put, found {type(found).__name__}")
-    return cast(Callable[[], Iterable[Put]], found)
-
-
-def name_of_function(records: RecordFunction) -> str:
-    """Return a function as text, for reports."""
-    return records if isinstance(records, str) else getattr(records, "__name__", type(records).__name__)
+    return check_runs(found, "records", may_yield=True)
 
 
 def named_records(records: RecordFunction) -> Iterator[Operations]:
@@ -39,7 +33,7 @@ def named_records(records: RecordFunction) -> Iterator[Operations]:
 
     :raises InvalidArgument: it yields something else than records.
     """
-    rest: Iterator[Any] = iter(find_function(records)())
+    rest: Iterator[Any] = iter(returned(find_function(records)(), "records", may_yield=True))
     while block := list(islice(rest, _PAGE)):
         builder = OperationsBuilder()
         for position, record in enumerate(block):

@@ -12,7 +12,7 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import check_sink_name
 from export_queue.core.sources import STATE, AnySource, find_source, name_of_source
 from export_queue.core.state import MirrorOptions
-from export_queue.core.verify.named_records import RecordFunction, find_function, name_of_function
+from export_queue.core.verify.named_records import RecordFunction, find_function
 
 
 class VerifyOptions(TypedDict, total=False):
@@ -96,4 +96,4 @@ class VerifyRequest:
     @property
     def source_name(self) -> str:
         """The source as text, for the report."""
-        return name_of_source(self.source) if self.records is None else name_of_function(self.records)
+        return name_of_source(self.source if self.records is None else self.records)

@@ -294,6 +294,10 @@ def by_city(entry: Entry) -> Iterator[Put | Delete]:
         yield Put("cities", f"{entry.value['new']}/{entry.key}", {"n": entry.key})
 
 
+async def soon() -> list[Any]:
+    return []
+
+
 def no_cities() -> list[Put]:
     return []
 
@@ -333,7 +337,11 @@ def test_records_that_are_named_by_value_are_compared_with_a_list_of_records(ord
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"records": 7}, "records: expected a function that yields Put, found int"),
+        ({"records": 7}, "records: expected a function, found int"),
+        ({"records": soon}, "records: .*async"),
+        ({"records": lambda: soon()}, "records returned a coroutine"),
+        ({"source": soon}, "source: .*async"),
+        ({"source": lambda: soon()}, "source returned a coroutine"),
         ({"records": "tests.integration.test_verify:nothing"}, "cannot be imported"),
         ({"records": no_cities, "source": no_cities}, "either a source or records, found both"),
         ({"records": lambda: [("a", 1)]}, "a function of records yields Put, found tuple"),

@@ -1,7 +1,11 @@
-"""What a bulk load has left in a store, read from the files that the store's rows name."""
+"""What a bulk load has left in a store, read from the files that the store's rows name; and loads that die."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -49,3 +53,18 @@ def values(store: Store, queue_id: str = "orders") -> dict[bytes, bytes | None]:
 def files(folder: Path) -> set[str]:
     """All files with entries, whether anything refers to them or not."""
     return {str(path) for path in folder.rglob("*.parquet")}
+
+
+def die_at(program: str, *arguments: str, environment: dict[str, str], folder: Path) -> None:
+    """Run a program with Spark, which kills itself."""
+    path = folder / "driver.py"
+    path.write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments],
+        env={**environment, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr

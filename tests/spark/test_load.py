@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.loading import files, segments, values, visible
+from tests.spark.loading import die_at, files, segments, values, visible
 
 from export_queue import (
     CommitOutcomeUnknown,
@@ -360,8 +360,6 @@ def fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None
             task = made(setup)
 
             def run(batches: Any) -> Any:
-                import os
-                import signal
                 from pathlib import Path
 
                 from pyspark import TaskContext
@@ -549,25 +547,7 @@ def test_a_driver_that_dies_leaves_all_or_nothing(
     folder: Path,
     point: str,
 ) -> None:
-    import subprocess
-    import sys
-
-    program = tmp_path / "driver.py"
-    program.write_text(DRIVER)
-    environment = {
-        **spark_environment,
-        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    done = subprocess.run(
-        [sys.executable, str(program), point, store_url],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    die_at(DRIVER, point, store_url, environment=spark_environment, folder=tmp_path)
     assert values(orders) == (EXPECTED if point == "after the commit" else {})
     report = write_transactional(rows, orders, "orders", idempotency_key="key")
     assert report.repeated == (point == "after the commit")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import random
 import re
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.loading import files, segments
+from tests.spark.loading import die_at, files, segments
 from tests.support.waiting import wait_until
 
 from export_queue import (
@@ -434,17 +431,7 @@ def test_a_driver_that_dies_leaves_all_or_nothing_and_holds_no_later_mirror_up(
     former = {f"k{n}": n for n in range(0, 500, 2)}
     wanted = {f"k{n}": n for n in range(100, 600)}
     mirror(former)
-    program = tmp_path / "driver.py"
-    program.write_text(DRIVER)
-    done = subprocess.run(
-        [sys.executable, str(program), point, store_url],
-        env={**spark_environment, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    die_at(DRIVER, point, store_url, environment=spark_environment, folder=tmp_path)
     has_committed = point == "after the commit"
     assert state(customers) == (wanted if has_committed else former)
     report = mirror(wanted, settle_timeout=0.0)

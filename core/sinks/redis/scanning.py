@@ -86,7 +86,8 @@ def _with_documents(ask: Ask, found: Sequence[tuple[str, bytes, int]], target: T
 def look_up(ask: Ask, template: str, ids: Sequence[bytes], target: Target, hashes: HashesOf | None) -> StoredRecords:
     """Read records, each with the rank of its document.
 
-    Every write changes the rank. So a document belongs to a rank that is the same before and after it was read.
+    Every write changes the rank, but for repairs, which write what belongs to the rank. So a document belongs to a rank
+    that is the same before and after it was read.
 
     :param hashes: returns the hash that holds each record's rank; None if there are no ranks.
     """
