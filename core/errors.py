@@ -389,6 +389,12 @@ class TooManyDeadLetters(DrainError):
     default_hint = "mend the exporter or the sink, then drain again; raise max_dead only if the data is to blame"
 
 
+class DeadLettersLeft(DrainError):
+    """Everything else was delivered, but the reader has more dead letters than the task allows."""
+
+    default_hint = "see them, mend the cause, and retry or drop them; or allow them"
+
+
 class EntriesNotSettled(DrainError):
     """The drain is waiting for older transactions that are still in progress."""
 

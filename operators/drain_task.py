@@ -20,8 +20,15 @@ from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.operators.stopping import StoppableTask
 
 if TYPE_CHECKING:
-    from export_queue.core.drain import DrainRequest
+    from export_queue.core.client import Store
+    from export_queue.core.drain import DrainReport, DrainRequest
     from export_queue.core.sinks import SinkSpec
+
+
+def _dead_letters(value: Any, *, what: str) -> Any:
+    from export_queue.core.drain import dead_letters_allowed  # a DAG is parsed without it
+
+    return dead_letters_allowed(value, what=what)
 
 
 def _sink(value: Any, *, what: str) -> Any:
@@ -35,8 +42,9 @@ def _sink(value: Any, *, what: str) -> Any:
 class DrainTask(StoppableTask):
     """A task that drains a queue into a sink.
 
-    Success means that every entry of the ranges that was committed before the drain started is in the sink or is a
-    dead letter.
+    Success means that every entry of the ranges that was committed before the drain started is in the sink. If the
+    queue has dead letters, the task delivers everything else, and then fails without a retry, unless ``dead_letters``
+    allows them.
 
     The options ``exporter``, ``ranges``, ``if_locked``, ``lock_timeout``, ``time_limit``, ``on_error`` and ``max_dead``
     are those of :class:`~export_queue.core.drain.DrainRequest`; None selects the default. All but ``lock_timeout`` are
@@ -50,6 +58,8 @@ class DrainTask(StoppableTask):
         omit, and are refused with other values. (templated)
     :param sink: instead of ``sink_conn_id``: the description of a sink, or the import path ``module:factory`` of your
         own sink. (templated)
+    :param dead_letters: ``fail`` if the queue has dead letters at the end, from this drain or from earlier ones;
+        ``allow`` them; or the largest number that is allowed. With ``ranges``, only letters there count. (templated)
     :param export_queue_conn_id: connection of the store. (templated)
     """
 
@@ -64,6 +74,7 @@ class DrainTask(StoppableTask):
         "time_limit": optional(seconds),
         "on_error": text,
         "max_dead": optional(whole_number),
+        "dead_letters": _dead_letters,
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
@@ -83,6 +94,7 @@ class DrainTask(StoppableTask):
         time_limit: float | str | None = None,
         on_error: str | None = None,
         max_dead: int | str | None = None,
+        dead_letters: int | str = "fail",
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -98,11 +110,22 @@ class DrainTask(StoppableTask):
         self.time_limit = time_limit
         self.on_error = on_error
         self.max_dead = max_dead
+        self.dead_letters: Any = dead_letters
         self.export_queue_conn_id = export_queue_conn_id
 
     def describe_sink(self) -> Described[SinkSpec]:
         """Describe the sink that the rendered arguments name."""
         return resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
+
+    def refuse_dead_letters(self, store: Store, report: DrainReport) -> None:
+        """Fail if the queue has more dead letters than the task allows.
+
+        :param report: the report of the drain, which succeeded.
+        :raises DeadLettersLeft: there are more.
+        """
+        from export_queue.core.drain import refuse_dead_letters
+
+        refuse_dead_letters(store, report, self.dead_letters, of_ranges=self.ranges is not None)
 
     def request(self, task: str, *, sink_name: str) -> DrainRequest:
         """Create the request of one attempt from the rendered arguments.

@@ -114,4 +114,6 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                     if report.problem is not None:
                         raise report.problem.to_error()
                     reports.append(report)
-        return submissions.report(reports)
+            report = submissions.report(reports)
+            self.refuse_dead_letters(store, report)
+        return report

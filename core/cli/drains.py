@@ -18,8 +18,17 @@ from export_queue.core.cli.options import AsJson, QueueId, SinkName, SinkOptions
 from export_queue.core.cli.queues import readers_of
 from export_queue.core.cli.stopping import StopSignals, sigterm_interrupts, status_of
 from export_queue.core.client import Store
-from export_queue.core.drain import DrainOptions, DrainReport, DrainRequest, Progress, drain_as_requested, follow
-from export_queue.core.errors import ExportQueueError
+from export_queue.core.drain import (
+    DrainOptions,
+    DrainReport,
+    DrainRequest,
+    Progress,
+    dead_letters_allowed,
+    drain_as_requested,
+    follow,
+    refuse_dead_letters,
+)
+from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.core.locks import LockView, explained, members_text
 from export_queue.core.printable import printable
 from export_queue.core.progress_bar import ProgressBar
@@ -36,25 +45,37 @@ def drain(
     follows: Annotated[
         bool, typer.Option("--follow", help="continue until SIGTERM or Ctrl-C; deliver entries soon after their commit")
     ] = False,
+    dead_letters: Annotated[
+        str | None,
+        typer.Option(help="if the queue has dead letters at the end: fail, allow, or up to a number; by default fail"),
+    ] = None,
     as_json: AsJson = False,
     **options: Unpack[DrainOptions],
 ) -> Result:
     """Deliver the committed entries of a queue to a sink, in this process.
 
-    Status 0 means that every entry committed before the start is in the sink or is a dead letter. Ctrl-C and SIGTERM
-    end the drain cleanly: what the sink has acknowledged stays removed, the rest stays pending. A time limit does so
-    too, with status 75. With --follow they are the normal end, with status 0: the current chunk is delivered first.
+    Status 0 means that every entry committed before the start is in the sink. If the queue has dead letters, everything
+    else is delivered, and then the status is 1 unless they are allowed. Ctrl-C and SIGTERM end the drain cleanly: what
+    the sink has acknowledged stays removed, the rest stays pending. A time limit does so too, with status 75. With
+    --follow they are the normal end, with status 0: the current chunk is delivered first.
     """
     search_current_folder()
+    allowed = dead_letters_allowed(dead_letters, what="--dead-letters")
     with sink_options.describe(sink, name=sink_name) as described, store.open() as opened:
         options["drain_id"] = uuid.uuid4().hex
+        if follows and dead_letters is not None:
+            raise InvalidArgument(
+                "--dead-letters: a follower does not end, and leaves dead letters behind", hint="omit it"
+            )
         if follows:
             with StopSignals() as signals, log_to():
                 return _result(follow(opened, queue_id, described, stop=signals.requested, **options))
         request = DrainRequest.of(queue_id, described.name, options)
         try:
             with sigterm_interrupts(), _shown_progress(opened, request) as on_progress:
-                return _result(drain_as_requested(opened, described, request, on_progress=on_progress))
+                report = drain_as_requested(opened, described, request, on_progress=on_progress)
+                refuse_dead_letters(opened, report, allowed, of_ranges=request.ranges is not None)
+                return _result(report)
         except KeyboardInterrupt as interruption:
             _print_failed(opened, request, as_json=as_json)
             print("\n".join(["stopped", *map(printable, getattr(interruption, "__notes__", ()))]), file=sys.stderr)

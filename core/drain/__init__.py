@@ -18,6 +18,7 @@ from export_queue.core.drain.follow import (
     follow_as_requested,
     follower_options,
 )
+from export_queue.core.drain.left_dead import dead_letters_allowed, refuse_dead_letters
 from export_queue.core.drain.local import LocalEngine, drain, drain_as_requested
 from export_queue.core.drain.one_drain import run_drain
 from export_queue.core.drain.parts import LEAST_WEIGHT, Part
@@ -78,6 +79,7 @@ __all__ = [
     "by_range",
     "check_binding",
     "claim_units",
+    "dead_letters_allowed",
     "described_options",
     "drain",
     "drain_as_requested",
@@ -91,6 +93,7 @@ __all__ = [
     "load_exporter",
     "opened_exporter",
     "readmit",
+    "refuse_dead_letters",
     "retry_dead_letters",
     "rounds",
     "run_drain",

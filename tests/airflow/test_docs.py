@@ -142,7 +142,7 @@ def test_every_argument_in_its_tables_exists(operator: str) -> None:
     found = next(getattr(room, operator) for room in (operators, sensors, triggers) if hasattr(room, operator))
     known = {name for base in found.mro() if base is not object for name in inspect.signature(base).parameters}
     shared = {"queue_id", "sink_conn_id", "sink_options", "sink", "exporter", "ranges", "if_locked", "lock_timeout"}
-    drains = shared | {"time_limit", "on_error", "max_dead"}
+    drains = shared | {"time_limit", "on_error", "max_dead", "dead_letters"}
     expected = {
         "ExportQueueCompactOperator": {"queue_id", "dry_run", "small_bytes", "least", "age_seconds"},
         "ExportQueueDrainOperator": drains,

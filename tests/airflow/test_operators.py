@@ -17,6 +17,7 @@ from tests.support.servers import free_port
 
 from export_queue import (
     ConfigurationError,
+    DeadLettersLeft,
     DrainTimedOut,
     HasSubscriptions,
     InvalidArgument,
@@ -196,9 +197,9 @@ def test_a_drain_whose_time_is_over_is_retried(airflow_store: Any, run_task: Any
     assert not isinstance(caught.value, AirflowFailException)
 
 
-def test_rejected_entries_become_dead_letters_and_the_rest_flows(
-    airflow_store: Any, run_task: Any, copies: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+@pytest.fixture
+def picky(airflow_store: Any, copies: Any, tmp_path: Path, monkeypatch: Any) -> dict[str, Any]:
+    """A drain of five entries, one of which its exporter refuses."""
     (tmp_path / "own_exporters.py").write_text(
         "from export_queue.core.sinks import Put\n"
         "def picky(entry):\n"
@@ -207,10 +208,49 @@ def test_rejected_entries_become_dead_letters_and_the_rest_flows(
     )
     monkeypatch.syspath_prepend(tmp_path)
     add(airflow_store, 5)
-    drain = {"queue_id": "orders", "sink_conn_id": "copies", "exporter": "own_exporters:picky"}
-    result = run_task(ExportQueueDrainOperator, **drain)
-    assert (result["acknowledged"], result["dead"]) == (4, 1)
+    return {"queue_id": "orders", "sink_conn_id": "copies", "exporter": "own_exporters:picky"}
+
+
+def test_dead_letters_fail_the_task_without_a_retry_after_everything_else_was_delivered(
+    airflow_store: Any, run_task: Any, picky: dict[str, Any]
+) -> None:
+    said = r"^orders: 1 dead letters; allowed: 0; everything else was delivered; the oldest: ValueError: no threes"
+    with pytest.raises(DeadLettersLeft, match=said) as caught:
+        run_task(ExportQueueDrainOperator, **picky)
+    assert isinstance(caught.value, AirflowFailException)
+    assert "export-queue dead list orders" in str(caught.value)
+    assert "4 acknowledged + 1 dead" in "".join(caught.value.__notes__)
     assert airflow_store.dead_letters.list("orders")[0].reason == "no threes"
+    assert sum(unit.entries for unit in airflow_store.backlog("orders")) == 0
+    with pytest.raises(DeadLettersLeft):  # those of earlier drains count too: the sink is still stale
+        run_task(ExportQueueDrainOperator, **picky)
+    airflow_store.dead_letters.drop("orders", who="test")
+    assert run_task(ExportQueueDrainOperator, **picky)["dead"] == 0
+
+
+@pytest.mark.parametrize("allowed", ["allow", 1, "{{ 1 }}", "{{ 'allow' }}"])
+def test_dead_letters_may_be_allowed(run_task: Any, picky: dict[str, Any], allowed: Any) -> None:
+    result = run_task(ExportQueueDrainOperator, **picky, dead_letters=allowed)
+    assert (result["acknowledged"], result["dead"]) == (4, 1)
+
+
+def test_of_a_drain_of_ranges_only_their_dead_letters_count(
+    airflow_store: Any, run_task: Any, picky: dict[str, Any]
+) -> None:
+    run_task(ExportQueueDrainOperator, **picky, dead_letters="allow")
+    bucket = airflow_store.dead_letters.list("orders")[0].position.bucket
+    units = airflow_store.queue("orders").units()
+    (hit,) = [unit for unit in units if unit.first <= bucket < unit.end]
+    others = [unit.to_json() for unit in units if unit != hit]
+    assert run_task(ExportQueueDrainOperator, **picky, ranges=others)["dead"] == 0
+    with pytest.raises(DeadLettersLeft):
+        run_task(ExportQueueDrainOperator, **picky, ranges=[hit.to_json()])
+
+
+@pytest.mark.parametrize("value", ["maybe", -1, 1.5, True])
+def test_dead_letters_are_allowed_in_words_or_numbers(run_task: Any, picky: dict[str, Any], value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r'^dead_letters: expected "fail", "allow" or a whole number'):
+        run_task(ExportQueueDrainOperator, **picky, dead_letters=value)
 
 
 def test_a_range_that_is_locked_is_waited_for_skipped_or_an_error(

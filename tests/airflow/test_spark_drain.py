@@ -21,6 +21,7 @@ from tests.support.waiting import wait_until
 
 from export_queue import (
     ConfigurationError,
+    DeadLettersLeft,
     DrainError,
     InvalidArgument,
     LeaseLost,
@@ -32,6 +33,7 @@ from export_queue import (
     Submitter,
     UnknownQueue,
     bucket,
+    drain,
 )
 from export_queue.core.drain import DrainRequest, drain_as_requested, promise
 from export_queue.core.locks import (
@@ -194,6 +196,21 @@ def test_nothing_is_submitted_where_nothing_waits(
     add(airflow_store, 1)
     assert run_drain(ranges=[])["ranges"] == []
     assert spark.calls() == []
+
+
+def test_dead_letters_of_earlier_drains_fail_the_task_also_if_nothing_is_submitted(
+    airflow_store: Any, run_drain: Any, spark: FakeSpark, copies: None
+) -> None:
+    def refuse(entry: Any) -> Any:
+        raise ValueError("no entries today")
+
+    add(airflow_store, 2)
+    drain(airflow_store, "orders", MemorySink(), sink_name="copies", exporter=refuse)
+    with pytest.raises(DeadLettersLeft, match="2 dead letters; allowed: 1") as caught:
+        run_drain(dead_letters=1)
+    assert isinstance(caught.value, AirflowFailException)
+    assert spark.calls() == []
+    assert run_drain(dead_letters="allow")["read"] == 0
 
 
 def test_nothing_is_submitted_for_ranges_of_a_layout_that_is_closed(

@@ -50,6 +50,7 @@ DRAIN = STORE | {
     "time_limit": (60, None),
     "on_error": ("fail", None),
     "max_dead": (5, None),
+    "dead_letters": (3, 0),
 }
 COMPACT = STORE | {
     "queue_id": ("orders", REQUIRED),

@@ -74,7 +74,7 @@ def test_the_options_of_a_drain_reach_it(
     )
     monkeypatch.chdir(tmp_path)
     options = ["--sink", f"sqlite:///{copies}", "--sink-option", 'columns={"n": "integer"}', "--sink-name", "copies"]
-    options += ["--exporter", "my_exports:export"]
+    options += ["--exporter", "my_exports:export", "--dead-letters", "allow"]
     half = json.loads(run_cli("drain", "orders", *options, "--range", "0:8", "--max-dead", "1", "--json", url=url))
     assert (half["ranges"], half["sink"]) == ([[0, 8]], "copies")
     assert isinstance(half["lowest_seq"], str)
@@ -85,6 +85,19 @@ def test_the_options_of_a_drain_reach_it(
     with Store.open(url) as store:
         assert store.queue("orders").sink == "copies"
     assert "expected two rising numbers" in run_cli("drain", "orders", *options, "--range", "0-8", url=url, status=2)
+
+
+def test_a_drain_that_leaves_dead_letters_has_status_1_and_prints_its_report(url: str, copies: Path) -> None:
+    options = ["--sink", f"sqlite:///{copies}", "--sink-option", 'columns={"n": "integer"}']
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("orders").add("odd", {"n": "no number"})
+    assert "orders: 1 dead letters; allowed: 0" in run_cli("drain", "orders", *options, url=url, status=1)
+    assert count(copies) == 20
+    report = json.loads(run_cli("drain", "orders", *options, "--dead-letters", "1", "--json", url=url))
+    assert (report["read"], report["problem"]) == (0, None)
+    following = ("drain", "orders", *options, "--follow", "--dead-letters", "allow")
+    assert "a follower does not end" in run_cli(*following, url=url, status=1)
+    assert 'expected "fail"' in run_cli("drain", "orders", *options, "--dead-letters", "-3", url=url, status=1)
 
 
 def test_a_refused_entry_may_stop_a_drain(url: str, copies: Path) -> None:

@@ -43,7 +43,7 @@ NAMES = """
     LockError LeaseLost LockNotAvailable QueueBusy
     SinkError SinkBelongsToAnother SinkLostData SinkRefused SinkUnavailable
     DrainError AmbiguousRecord DrainTimedOut EntriesNotSettled EntryRejected ExporterError SparkJobFailed
-    TooManyDeadLetters
+    TooManyDeadLetters DeadLettersLeft
 """.split()
 
 NEED_AIRFLOW = {"ExportQueueNotificationTrigger", "ExportQueueTrigger", "queue_asset"}

@@ -98,6 +98,25 @@ def count_dead(work: Reading, queue: int, selection: Selection) -> int:
     return int(work.connection.execute(statement).scalar_one())
 
 
+def count_with_oldest(
+    work: Reading, queue: int, units: Sequence[tuple[int, int, int]]
+) -> tuple[int, Mapping[str, Any] | None]:
+    """Count the dead letters of a queue, and read class and reason of the oldest.
+
+    :param units: layout, first bucket and end; letters elsewhere in these layouts do not count. If it is
+        empty, all letters count.
+    """
+    meant = [d.c.queue_number == queue]
+    if units:
+        inside = [sa.and_(d.c.layout == layout, d.c.bucket >= first, d.c.bucket < end) for layout, first, end in units]
+        meant.append(sa.or_(d.c.layout.not_in({layout for layout, _, _ in units}), *inside))
+    left = int(work.connection.execute(sa.select(sa.func.count()).select_from(d).where(*meant)).scalar_one())
+    if not left:
+        return 0, None
+    oldest = sa.select(d.c.error_class, d.c.reason).where(*meant).order_by(d.c.seq, d.c.key).limit(1)
+    return left, next(iter(work.rows(oldest)), None)
+
+
 def requeue_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) -> int:
     """Turn dead letters back into entries with their own seqs; return how many of the letters still existed."""
     moved = 0
