@@ -224,7 +224,10 @@ class TransactionsInProgress(TransactionError):
     """Older transactions are still in progress."""
 
     transient = True
-    default_hint = "let them end, or abort them, then try again; the view active_transactions lists long ones"
+    default_hint = (
+        "let them end, or abort one whose program is gone: export-queue transactions list, then transactions abort ID; "
+        "then try again"
+    )
 
 
 class RegistrationLost(TransactionError):

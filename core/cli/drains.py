@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from export_queue.core.cli.console import Result, log_to, print_json, utc_time
+from export_queue.core.cli.finished_drains import problem_lines
 from export_queue.core.cli.naming import search_current_folder
 from export_queue.core.cli.options import AsJson, QueueId, SinkName, SinkOptions, SinkText, StoreOptions, command
 from export_queue.core.cli.queues import readers_of
@@ -101,6 +102,38 @@ def wait(
     waited = round(time.monotonic() - begun, 3)
     row = {"queue": queue_id, "token": awaited, "seconds": waited}
     return Result(json=row, lines=[f"{queue_id}: exported, after {waited:g} s"])
+
+
+@command()
+def reports(
+    store: Store,
+    queue_id: Annotated[str | None, typer.Argument(metavar="QUEUE", help="id of the queue; by default all")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="maximum number of reports; newest first")] = 20,
+    idle: Annotated[bool, typer.Option("--idle", help="also those of drains that found nothing")] = False,
+) -> Result:
+    """Show the reports of the last drains, newest first: when they ended, what they delivered, what stopped them."""
+    if queue_id is not None:
+        store.queue(queue_id)
+    found = store.finished_drains(queue_id, idle=idle, limit=limit)
+    shown = ("sink", "read", "acknowledged", "dead", "left", "waiting", "seconds", "drain_id")
+    rows = [
+        {"finished": utc_time(one.finished_ms), "queue": one.report.queue}
+        | {name: getattr(one.report, name) for name in shown}
+        | {"stopped_by": one.report.problem and one.report.problem.error_class}
+        for one in found
+    ]
+    problems = [
+        line
+        for one in found
+        if one.report.problem is not None
+        for line in (f"{one.report.drain_id}:", *problem_lines(one.report.problem))
+    ]
+    return Result(
+        json=[{"finished": utc_time(one.finished_ms)} | one.report.to_dict() for one in found],
+        table=rows,
+        hide=() if problems else ("stopped_by",),
+        lines=problems,
+    )
 
 
 def _result(report: DrainReport) -> Result:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from export_queue.core.cli.console import Result, bytes_of_hex, seq_time, shown_delete, text_of_bytes, utc_time
+from export_queue.core.cli.finished_drains import drain_row, problem_lines
 from export_queue.core.cli.options import QueueId, Who, command
 from export_queue.core.cli.queues import hidden_reader, readers_of
 from export_queue.core.client import Store
@@ -86,22 +87,6 @@ def _letter(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _drain(drain: FinishedDrain | None) -> dict[str, Any] | None:
-    if drain is None:
-        return None
-    report = drain.report
-    return {
-        "drain_id": report.drain_id,
-        "finished": utc_time(drain.finished_ms),
-        "sink": report.sink,
-        "acknowledged": report.acknowledged,
-        "dead": report.dead,
-        "stopped_by": None if report.problem is None else report.problem.error_class,
-        "message": None if report.problem is None else report.problem.message,
-        "hint": None if report.problem is None else report.problem.hint or None,
-    }
-
-
 def _story(story: KeyStory) -> dict[str, Any]:
     commit = story.last_commit
     return {
@@ -124,8 +109,8 @@ def _story(story: KeyStory) -> dict[str, Any]:
         ],
         "not_committed": [str(seq) for seq in story.not_committed],
         "dead": [_letter(letter) for letter in story.dead],
-        "last_drain": _drain(story.last_drain),
-        "possible_delivery": _drain(story.possible_delivery),
+        "last_drain": drain_row(story.last_drain),
+        "possible_delivery": drain_row(story.possible_delivery),
     }
 
 
@@ -150,7 +135,8 @@ def _lines(story: KeyStory) -> list[str]:
         f"since {utc_time(letter.dead_since_ms)}, drain {letter.drain_id}"
         for letter in story.dead
     ]
-    lines += [f"last drain of its unit: {_drain_text(story.last_drain)}", *_problem_lines(story.last_drain)]
+    lines.append(f"last drain of its unit: {_drain_text(story.last_drain)}")
+    lines += problem_lines(None if story.last_drain is None else story.last_drain.report.problem)
     if story.possible_delivery is not None:
         lines.append(f"{_delivery_text(story)}: {_drain_text(story.possible_delivery)}")
     if story.queue.first_load == "missing":
@@ -190,14 +176,6 @@ def _drain_text(drain: FinishedDrain | None) -> str:
     if drain is None:
         return "none on record"
     return f"{drain.report.drain_id}, {utc_time(drain.finished_ms)}: {drain.report.line()}"
-
-
-def _problem_lines(drain: FinishedDrain | None) -> list[str]:
-    if drain is None or drain.report.problem is None:
-        return []
-    problem = drain.report.problem
-    told = f"{problem.error_class}: {problem.message}" + (f"\nhint: {problem.hint}" if problem.hint else "")
-    return [f"  {line}" for line in told.splitlines()]
 
 
 @command()

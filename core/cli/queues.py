@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from export_queue.core.cli.console import Result, seq_time
+from export_queue.core.cli.finished_drains import drain_row, problem_lines
 from export_queue.core.cli.naming import search_current_folder
 from export_queue.core.cli.options import Complete, QueueId, Who, command, one_or_several
 from export_queue.core.client import Store
@@ -31,7 +32,7 @@ def hidden_reader(queue_id: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str
 
 @command()
 def status(store: Store) -> Result:
-    """Show every queue: the number of pending entries, the time of the oldest, its dead letters and its sink.
+    """Show every queue: the number of pending entries, the time of the oldest, its dead letters, sink and last drain.
 
     A queue with subscriptions has one line for each of them, which says whether its first load is missing. After a
     change of buckets, the line says how many entries are still pending in the previous buckets.
@@ -41,6 +42,7 @@ def status(store: Store) -> Result:
     have a line without a queue.
     """
     rows: list[dict[str, Any]] = []
+    problems: list[str] = []
     for queue in store.queues():
         marks = store.marks(queue.id)
         if queue.fans_out and not marks:
@@ -48,6 +50,9 @@ def status(store: Store) -> Result:
         units = [] if queue.fans_out else store.backlog(queue.id)
         oldest = min((unit.oldest_seq for unit in units), default=None)
         older = sum(unit.entries for unit in units if unit.range.layout != queue.layout) if queue.older else None
+        last = next(iter(store.finished_drains(queue.id, limit=1)), None)
+        if last is not None and last.report.problem is not None:
+            problems += [f"{queue.id}: drain {last.report.drain_id} stopped:", *problem_lines(last.report.problem)]
         rows.append(
             {
                 "queue": queue.id,
@@ -57,6 +62,7 @@ def status(store: Store) -> Result:
                 "ranges": [unit.range.to_json() for unit in units],
                 "oldest": None if oldest is None else seq_time(oldest),
                 "dead": 0 if queue.fans_out else store.dead_letters.count(queue.id),
+                "last_drain": drain_row(last),
                 "first_load": queue.first_load,
                 "in_older_layouts": older,
                 "incomplete": _is_incomplete(marks),
@@ -64,15 +70,27 @@ def status(store: Store) -> Result:
             }
         )
     if marks := store.marks():
-        nothing = dict.fromkeys(("queue", "sink", "oldest", "first_load", "in_older_layouts"))
+        nothing = dict.fromkeys(("queue", "sink", "oldest", "last_drain", "first_load", "in_older_layouts"))
         counts = {"entries": 0, "bytes": 0, "ranges": [], "dead": 0}
         rows.append({**nothing, **counts, "incomplete": _is_incomplete(marks), "marks": marks})
     rare = ("first_load", "in_older_layouts", "incomplete", "marks")
     return Result(
         json=[row | {"marks": [mark.to_dict() for mark in row["marks"]]} for row in rows],
-        table=[row | {"marks": "; ".join(map(Mark.line, row["marks"]))} for row in rows],
+        table=[
+            row | {"marks": "; ".join(map(Mark.line, row["marks"])), "last_drain": _outcome(row["last_drain"])}
+            for row in rows
+        ],
         hide=("ranges", *(name for name in rare if not any(row[name] or row[name] == 0 for row in rows))),
+        lines=problems,
     )
+
+
+def _outcome(drain: Mapping[str, Any] | None) -> str | None:
+    """Say in a cell when a drain ended and how."""
+    if drain is None:
+        return None
+    dead = f"{drain['dead']} dead" if drain["dead"] else "ok"
+    return f"{drain['finished']} {drain['stopped_by'] or dead}"
 
 
 def _is_incomplete(marks: list[Mark]) -> bool | None:

@@ -21,7 +21,16 @@ from export_queue.core.client.catalogue import Catalogue
 from export_queue.core.client.context import FirstLoad, TransactionContext
 from export_queue.core.client.dead_letters import DeadLetters
 from export_queue.core.client.rebuilds import Rebuilds
-from export_queue.core.drain import ExportToken, KeyStory, is_exported, token_of_long, wait_exported, why
+from export_queue.core.drain import (
+    ExportToken,
+    FinishedDrain,
+    KeyStory,
+    finished_drains,
+    is_exported,
+    token_of_long,
+    wait_exported,
+    why,
+)
 from export_queue.core.errors import (
     AlreadyCommitted,
     ExportQueueError,
@@ -61,6 +70,7 @@ from export_queue.core.transactions import (
     OpenTransaction,
     Snapshot,
     Transaction,
+    abort_by_id,
     idempotency_state,
     outcome,
     take_snapshot,
@@ -343,11 +353,19 @@ class Store:
         assert committed is not None
         return committed
 
-    def abort(self, transaction: dict[str, Any]) -> None:
+    def abort(self, transaction: dict[str, Any] | int) -> None:
         """Abort a long transaction and delete its staged writes. Aborting it again changes nothing.
 
-        :raises StoreUnavailable: the store cannot be reached. This process tries again when it starts a transaction.
+        :param transaction: the result of :meth:`begin` or ``tx.to_json()``; or the id of a transaction whose program is
+            gone, from :meth:`transactions_in_progress`.
+        :raises InvalidArgument: the id is that of a transaction in progress that is not long.
+        :raises StoreUnavailable: the store cannot be reached. If the transaction was given by its value, this process
+            tries again when it starts a transaction.
         """
+        if isinstance(transaction, int):
+            abort_by_id(self._checked, transaction)
+            delete_aborted(self.database, transaction)
+            return
         opened = self._resumed(transaction)
         number = opened.id
         opened.abort()
@@ -420,6 +438,15 @@ class Store:
         :param request: ``tx.request`` of the transaction.
         """
         return outcome(self.database, UUID(str(request)))
+
+    def transactions_in_progress(self) -> list[queries.monitoring.TransactionInProgress]:
+        """Return the transactions that have neither committed nor ended, oldest first.
+
+        Mirrors, settled readers and clean-up wait for them. A short transaction is listed once it has an id, which most
+        draw in their commit; SQLite lists only those that were asked for it.
+        """
+        with self._checked.read() as work:
+            return queries.monitoring.transactions_in_progress(work)
 
     def kept_invalid(self) -> list[queries.registrations.KeptInvalid]:
         """Return the ids that stay invalid because a participant could not undo its writes."""
@@ -910,3 +937,15 @@ class Store:
         """Return reports of drains, newest first."""
         with self.database.read() as work:
             return queries.reports.find_reports(work, drain_id=drain_id, queue_id=queue_id, limit=limit)
+
+    def finished_drains(
+        self, queue_id: str | None = None, *, idle: bool = True, limit: int = 100
+    ) -> list[FinishedDrain]:
+        """Return the drains of a queue or subscription, or of all, newest first: when each ended, and its report.
+
+        The store keeps the report of a drain for 30 days, and that of one that found nothing for an hour.
+
+        :param idle: whether to include drains that found nothing.
+        """
+        with self._checked.read() as work:
+            return finished_drains(work, queue_id, idle=idle, limit=limit)

@@ -33,7 +33,7 @@ from export_queue.core.drain.sink_fence import SinkFence
 from export_queue.core.drain.tally import Tally
 from export_queue.core.drain.token import ExportToken, token_of, token_of_long
 from export_queue.core.drain.transient import DRAIN_RETRY
-from export_queue.core.drain.why import FinishedDrain, KeyStory, LastCommit, why
+from export_queue.core.drain.why import FinishedDrain, KeyStory, LastCommit, finished_drains, why
 
 __all__ = [
     "COPY",
@@ -85,6 +85,7 @@ __all__ = [
     "drain_as_requested",
     "drain_ranges",
     "filled_in",
+    "finished_drains",
     "follow",
     "follow_as_requested",
     "follower_options",

@@ -20,7 +20,7 @@ from export_queue.core.queue import (
     list_dead_letters,
 )
 from export_queue.core.segments import peek
-from export_queue.core.store import Database, entry_key, queries
+from export_queue.core.store import Database, Reading, entry_key, queries
 from export_queue.core.transactions import take_snapshot
 
 MOST_SHOWN = 100
@@ -78,8 +78,8 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
         dead = list_dead_letters(work, queue, DeadLetterFilter(key=key), limit=MOST_SHOWN)
         added_to = queue if queue.parent is None else find_queue(work, queue.parent)
         writer = queries.versions.last_writer(work, entry_key(added_to.number, key))
-        newest = _finished(queries.reports.latest_reports(work, queue.id, idle=True, limit=_REPORTS))
-        busy = _finished(queries.reports.latest_reports(work, queue.id, idle=False, limit=_REPORTS))
+        newest = finished_drains(work, queue.id, limit=_REPORTS)
+        busy = finished_drains(work, queue.id, idle=False, limit=_REPORTS)
         layouts = in_all_layouts(work, queue).layouts()
     units = [layout.unit_of(bucket(key, layout.buckets)) for layout in layouts]
     commit = last_commit([one.position.seq for one in queued], [one.position.seq for one in dead], writer)
@@ -137,5 +137,12 @@ def _covers(ranges: Iterable[Range], units: Sequence[Range]) -> bool:
     )
 
 
-def _finished(found: Iterable[tuple[int, dict[str, object]]]) -> list[FinishedDrain]:
+def finished_drains(
+    work: Reading, queue_id: str | None = None, *, idle: bool = True, limit: int = 100
+) -> list[FinishedDrain]:
+    """Read the stored reports of a queue's drains, or of all queues', newest first.
+
+    :param idle: whether to include drains that found nothing.
+    """
+    found = queries.reports.latest_reports(work, queue_id, idle=idle, limit=limit)
     return [FinishedDrain(finished_ms, DrainReport.from_dict(report)) for finished_ms, report in found]

@@ -2,7 +2,7 @@
 
 from export_queue.core.store import MAX_SHORT_SECONDS, Counters, Counts, Histogram, Snapshot
 from export_queue.core.transactions.idempotency import IdempotencyState, idempotency_state
-from export_queue.core.transactions.invalid_ids import expire, expire_if_due, prune
+from export_queue.core.transactions.invalid_ids import abort_by_id, expire, expire_if_due, prune
 from export_queue.core.transactions.outcomes import outcome
 from export_queue.core.transactions.participants import Participant
 from export_queue.core.transactions.reads import read_cell, read_cells, read_versions, scan_cells
@@ -39,6 +39,7 @@ __all__ = [
     "Snapshot",
     "State",
     "Transaction",
+    "abort_by_id",
     "expire",
     "expire_if_due",
     "idempotency_state",

@@ -7,8 +7,8 @@ import time
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import StoreUnavailable
-from export_queue.core.store import Database, Swept
+from export_queue.core.errors import InvalidArgument, StoreUnavailable
+from export_queue.core.store import Database, Swept, queries
 
 log = logging.getLogger("export_queue.transactions")
 
@@ -45,6 +45,27 @@ def _expire(database: Database, connection: sa.Connection) -> int:
         database.dialect.steps.abort(connection, kind="long", transaction=transaction)
         database.left_behind.discard(transaction)
     return _ended(database.dialect.steps.expire(connection))
+
+
+def abort_by_id(database: Database, transaction: int) -> None:
+    """Abort a long transaction of another program; one that has ended is left unchanged.
+
+    :raises InvalidArgument: it is in progress and short, so that its program ends it.
+    """
+    with database.read() as work:
+        found = {one.id: one for one in queries.monitoring.transactions_in_progress(work)}.get(transaction)
+    if found is None:
+        return
+    if found.kind != "long":
+        raise InvalidArgument(
+            f"transaction {transaction} is {found.kind}, and only long ones are aborted by their id: it ends with "
+            f"its program{f', {found.client}' if found.client else ''}",
+            hint="let it end: it has a time-out of minutes"
+            if found.session is None
+            else f"if the program hangs, end its connection: select pg_terminate_backend({found.session})",
+        )
+    with database.connect() as connection:
+        database.dialect.steps.abort(connection, kind="long", transaction=transaction)
 
 
 def prune(database: Database, *, limit: int = 1000) -> int:

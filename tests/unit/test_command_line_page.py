@@ -117,6 +117,10 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
         report = drain(store, "orders", MemorySink(), sink_name="s", exporter=lambda entry: [entry])
         assert report.dead == 1
         run("why", "orders", "anna")
+        run("reports", "orders")
+        begun = store.begin()
+        run("transactions list")
+        run("transactions abort", begun["id"])
         run("dead list", "orders")
         run("dead show", "orders", "--key", "anna", "--value")
         run("dead retry", "orders")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -26,9 +28,12 @@ from export_queue.core.store.schema import dead_letter_audit as a
 _holders = sa.Table(
     "horizon_holders",
     sa.MetaData(),
-    *(sa.Column(name, sa.BigInteger) for name in ("id", "low", "started_ms")),
+    *(sa.Column(name, sa.BigInteger) for name in ("id", "low", "started_ms", "deadline_ms", "session")),
     *(sa.Column(name, sa.Text) for name in ("kind", "client")),
 )
+
+
+_SHOWN = ("id", "kind", "started_ms", "deadline_ms", "client", "session")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,52 @@ def holders(work: Reading) -> list[Holder]:
     h = _holders.c
     statement = sa.select(h.id, h.kind, h.low, h.started_ms, h.client).order_by(h.low, h.id)
     return [Holder(*row) for row in work.connection.execute(statement)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionInProgress:
+    """A transaction that has neither committed nor ended."""
+
+    id: int
+    kind: str
+    """``long``; or ``short``, which its program ends, a bound one included."""
+    started_ms: int
+    deadline_ms: int | None
+    """When it can no longer commit; None if only its program knows."""
+    client: str | None
+    """Who began it, as far as the store knows."""
+    session: int | None
+    """On PostgreSQL the server process of a short transaction, if an advisory lock registers it."""
+    queues: tuple[str, ...] | None
+    """The only queues that it may add to; None if it may add to all."""
+    loads: str | None
+    """The subscription whose first load it is."""
+    mirrors: str | None
+    """The queue that it mirrors."""
+
+
+def transactions_in_progress(work: Reading) -> list[TransactionInProgress]:
+    """Read the transactions in progress, oldest first."""
+    h, columns = _holders.c, (active.c.queues, active.c.load, active.c.mirrors)
+    statement = sa.select(*(h[name] for name in _SHOWN), *columns).select_from(
+        _holders.outerjoin(active, active.c.id == h.id)
+    )
+    rows = work.rows(statement.where(h.kind != "invalid").order_by(h.id))
+    q, parent = queue.c, queue.alias()
+    named = sa.select(q.number, q.id, parent.c.id).select_from(queue.outerjoin(parent, parent.c.number == q.parent))
+    names = {number: (name, above or name) for number, name, above in work.connection.execute(named)} if rows else {}
+    nobody = (None, None)
+
+    def found(row: Mapping[str, Any]) -> TransactionInProgress:
+        only, state = row["queues"], row["mirrors"]  # the number of a state, and a scope
+        return TransactionInProgress(
+            **{name: row[name] for name in _SHOWN},
+            queues=None if only is None else tuple(json.loads(only)),
+            loads=names.get(row["load"], nobody)[0],
+            mirrors=None if state is None else names.get(int(state.partition(" ")[0]), nobody)[1],
+        )
+
+    return [found(row) for row in rows]
 
 
 def horizon_and_mark(work: Reading) -> tuple[int, int | None]:

@@ -63,12 +63,15 @@ def _of_queue(queue_id: str) -> list[sa.ColumnElement[bool]]:
     return [r.c.queue == queue_id, r.c.id > sa.func.coalesce(number, 0)]
 
 
-def latest_reports(work: Reading, queue_id: str, *, idle: bool, limit: int) -> list[tuple[int, dict[str, Any]]]:
-    """Read a queue's reports, newest first, each with the time at which it was stored, in milliseconds.
+def latest_reports(work: Reading, queue_id: str | None, *, idle: bool, limit: int) -> list[tuple[int, dict[str, Any]]]:
+    """Read reports, newest first, each with the time at which it was stored, in milliseconds.
 
+    :param queue_id: the queue whose reports to read; None for all queues.
     :param idle: whether to include reports of drains that found nothing.
     """
-    statement = sa.select(r.c.finished_ms, r.c.report).where(*_of_queue(queue_id))
+    statement = sa.select(r.c.finished_ms, r.c.report)
+    if queue_id is not None:
+        statement = statement.where(*_of_queue(queue_id))
     if not idle:
         statement = statement.where(r.c.idle.is_(False))
     found = work.connection.execute(statement.order_by(r.c.id.desc()).limit(limit))
