@@ -225,8 +225,8 @@ class TransactionsInProgress(TransactionError):
 
     transient = True
     default_hint = (
-        "let them end, or abort one whose program is gone: export-queue transactions list, then transactions abort ID; "
-        "then try again"
+        "let them end, or abort one whose program is gone (export-queue transactions list, "
+        "export-queue transactions abort TRANSACTION), then try again"
     )
 
 

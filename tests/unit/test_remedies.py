@@ -133,6 +133,11 @@ def make(command: Any, words: list[str], *, left_out: int) -> None:
     :param left_out: what stands for any number of arguments stands for so many.
     """
     filled: list[str] = []
+    numbers = {
+        one.metavar
+        for one in command.params
+        if one.param_type_name == "argument" and one.type_descriptor.annotation is int
+    }
     for at, word in enumerate(words):
         option = takes_value(command, words[at - 1]) if at else None
         if option is not None:
@@ -140,7 +145,7 @@ def make(command: Any, words: list[str], *, left_out: int) -> None:
         elif word == "…" or (word == GAP and (at == len(words) - 1 or words[at + 1].startswith("--"))):
             filled += ["x"] * left_out
         else:
-            filled.append(re.sub(f"{GAP}|…", "x", word))
+            filled.append("1" if word in numbers else re.sub(f"{GAP}|…", "x", word))
     if filled and (last := takes_value(command, filled[-1])) is not None:
         filled.append(value_of(last, GAP))
     with mock.patch.dict(os.environ, {"EXPORT_QUEUE_STORE": "sqlite:///x.db", "EXPORT_QUEUE_SINK": "sqlite:///y.db"}):
