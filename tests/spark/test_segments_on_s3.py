@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from tests.support.s3 import READER, WRITER, Keys, S3Server
 
-from export_queue import MemorySink, SegmentRefused, Store, drain, register_data_source, write_transactional
+from export_queue import (
+    MemorySink,
+    SegmentRefused,
+    Store,
+    StoreSpec,
+    drain,
+    register_data_source,
+    verify,
+    write_transactional,
+)
 
 ROWS = 500
 EXPECTED = {("orders", b"k%d" % n): b'{"n":%d}' % n for n in range(ROWS)}
@@ -75,3 +84,24 @@ def test_tasks_without_rights_end_the_load_with_what_the_object_store_said(
         write_transactional(rows, on_s3, "orders")
     assert keys.secret not in str(caught.value)
     assert on_s3.backlog("orders") == []
+
+
+def test_a_mirror_by_tasks_and_its_state_are_in_the_object_store(
+    store: Store, store_url: str, spark: Any, rows: Any, s3_server: S3Server, s3_bucket: str
+) -> None:
+    give_tasks(spark, s3_server.owner)
+    spec = StoreSpec(url=store_url, segments=s3_server.place(s3_bucket))
+    store.database.segments = spec.segments
+    store.configure_queue("orders", buckets=20, buckets_per_range=5, state=True)
+    first = write_transactional(rows, spec, "orders", mode="mirror")
+    assert (first.new, len(s3_server.objects(s3_bucket)) > 0) == (ROWS, True)
+    later = rows.where("key <> 'k7'")
+    second = write_transactional(later, spec, "orders", mode="mirror")
+    assert (second.deleted, second.unchanged) == (1, ROWS - 1)
+    register_data_source(spark)
+    read = spark.read.format("export_queue").option("url", store_url).option("segments", spec.segments)
+    assert read.option("queue", "orders").load().count() == ROWS - 1
+    sink = MemorySink(f"{store.id} mirror")
+    drain(store, "orders", sink, sink_name="sink")
+    assert sink.records() == {key: value for key, value in EXPECTED.items() if key[1] != b"k7"}
+    assert verify(store, "orders", sink, sink_name="sink").differences == 0
