@@ -39,6 +39,18 @@ def settings(value: Any, *, what: str) -> dict[str, str] | None:
     return None if found is None else {name: str(one) for name, one in found.items() if one is not None}
 
 
+def described_sink(value: Any, *, what: str) -> Any:
+    """Read a sink: a description, its JSON text, or an import path."""
+    found = given(value)
+    if isinstance(found, str) and not found.lstrip().startswith("{"):
+        return text(found, what=what)
+    return mapping(found, what=what) if isinstance(found, str) else found
+
+
+SINK: Mapping[str, Reader] = {"sink_conn_id": text, "sink_options": mapping, "sink": described_sink}
+"""The arguments that name a sink."""
+
+
 def untouched(value: Any, *, what: str) -> Any:
     """Read an argument of Airflow itself; a template may have rendered None as text."""
     return given(value)

@@ -16,7 +16,7 @@ from export_queue.core.arguments import (
     whole_number,
 )
 from export_queue.hooks import Described, ExportQueueHook, resolve_sink
-from export_queue.hooks.rendered import Reader, name_or, optional
+from export_queue.hooks.rendered import SINK, Reader, name_or, optional
 from export_queue.operators.stopping import StoppableTask
 
 if TYPE_CHECKING:
@@ -29,14 +29,6 @@ def _dead_letters(value: Any, *, what: str) -> Any:
     from export_queue.core.drain import dead_letters_allowed  # a DAG is parsed without it
 
     return dead_letters_allowed(value, what=what)
-
-
-def _sink(value: Any, *, what: str) -> Any:
-    """Read a sink: a description, its JSON text, or an import path."""
-    found = given(value)
-    if isinstance(found, str) and not found.lstrip().startswith("{"):
-        return text(found, what=what)
-    return mapping(found, what=what) if isinstance(found, str) else found
 
 
 class DrainTask(StoppableTask):
@@ -65,9 +57,7 @@ class DrainTask(StoppableTask):
 
     readers: ClassVar[Mapping[str, Reader]] = {
         "queue_id": required_text,
-        "sink_conn_id": text,
-        "sink_options": mapping,
-        "sink": _sink,
+        **SINK,
         "exporter": text,
         "ranges": parse_ranges,
         "if_locked": text,

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from export_queue.core.arguments import required_text
 from export_queue.core.errors import InvalidArgument, NotExported
-from export_queue.hooks import ExportQueueHook
-from export_queue.hooks.rendered import Reader, name_or
+from export_queue.hooks import Described, ExportQueueHook, environment, resolve_sink
+from export_queue.hooks.rendered import SINK, Reader, name_or
 from export_queue.sensors.waiting import WaitForStore
 from export_queue.triggers import ExportQueueDrainedTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from export_queue.core.sinks import SinkSpec
 
 
 class ExportQueueDrainedSensor(WaitForStore):
@@ -24,6 +26,12 @@ class ExportQueueDrainedSensor(WaitForStore):
 
     :param queue_id: a subscription, such as ``airports/search``, or a queue without subscriptions. (templated)
     :param token: ``tx.token`` of a transaction; None for everything committed before the task began. (templated)
+    :param searchable: then refresh the indices of the sink, so that searches in Elasticsearch show it, too.
+    :param sink_conn_id: with ``searchable``: connection of the sink, as for
+        :class:`~export_queue.operators.drain.ExportQueueDrainOperator`. (templated)
+    :param sink_options: options that the connection does not have. (templated)
+    :param sink: instead of ``sink_conn_id``: the description of a sink, or the import path ``module:factory`` of your
+        own sink. (templated)
     :param deferrable: wait on the triggerer, without occupying a worker.
     :param export_queue_conn_id: connection of the store. (templated)
     """
@@ -31,15 +39,31 @@ class ExportQueueDrainedSensor(WaitForStore):
     readers: ClassVar[Mapping[str, Reader]] = {
         "queue_id": required_text,
         "token": name_or(""),
+        **SINK,
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"sink_options": "json", "sink": "json"}
     ui_color = "#eee4f5"
 
-    def __init__(self, *, queue_id: str, token: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        queue_id: str,
+        token: Any = None,
+        searchable: bool = False,
+        sink_conn_id: str | None = None,
+        sink_options: Mapping[str, Any] | str | None = None,
+        sink: SinkSpec | Mapping[str, Any] | str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.queue_id = queue_id
         self.token: Any = token
+        self.searchable = searchable
+        self.sink_conn_id = sink_conn_id
+        self.sink_options = sink_options
+        self.sink = sink
         self._awaited: str = ""
 
     def execute(self, context: Context) -> Any:
@@ -50,6 +74,8 @@ class ExportQueueDrainedSensor(WaitForStore):
                 "mode='reschedule' without a token: each poll would wait for what was committed before it",
                 hint="pass deferrable=True, or a token",
             )
+        if self.searchable:
+            self._describe_sink()  # a wrong one is refused before the wait
         return super().execute(context)
 
     def look(self) -> dict[str, Any]:
@@ -75,4 +101,12 @@ class ExportQueueDrainedSensor(WaitForStore):
         if failure := seen.get("failure"):
             raise NotExported(failure["message"], hint=failure["hint"])
         self.log.info("Queue %s: the sink has acknowledged everything that was waited for", self.queue_id)
+        if self.searchable:
+            described = self._describe_sink()
+            with ExportQueueHook(self.export_queue_conn_id).get_store() as store, environment(described.variables):
+                store.wait_exported(seen["token"], self.queue_id, searchable=True, sink=described.spec)
+            self.log.info("Queue %s: searches show it", self.queue_id)
         return {"queue": self.queue_id, "token": seen["token"]}
+
+    def _describe_sink(self) -> Described[SinkSpec]:
+        return resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)

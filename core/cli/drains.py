@@ -15,7 +15,16 @@ from rich.console import Console
 from export_queue.core.cli.console import Result, log_to, print_json, utc_time
 from export_queue.core.cli.finished_drains import problem_lines
 from export_queue.core.cli.naming import search_current_folder
-from export_queue.core.cli.options import AsJson, QueueId, SinkName, SinkOptions, SinkText, StoreOptions, command
+from export_queue.core.cli.options import (
+    AsJson,
+    QueueId,
+    SinkName,
+    SinkOptions,
+    SinkText,
+    SinkTextIfAny,
+    StoreOptions,
+    command,
+)
 from export_queue.core.cli.queues import readers_of
 from export_queue.core.cli.stopping import StopSignals, sigterm_interrupts, status_of
 from export_queue.core.client import Store
@@ -90,18 +99,27 @@ def drain(
 def wait(
     queue_id: QueueId,
     store: Store,
+    sink_options: SinkOptions,
+    sink: SinkTextIfAny = None,
     token: Annotated[
         str | None, typer.Option(help="token of a transaction; by default all that is committed now")
     ] = None,
     timeout: Annotated[float, typer.Option(min=0, help="maximum number of seconds to wait; then status 75")] = 30.0,
+    searchable: Annotated[
+        bool, typer.Option("--searchable", help="then refresh the indices of --sink, so that searches show it, too")
+    ] = False,
 ) -> Result:
     """Wait until the sink of a queue or subscription has acknowledged what a transaction added. It starts no drain."""
+    if searchable and sink is None:
+        raise typer.BadParameter("--searchable refreshes the sink: name it with --sink")
     begun = time.monotonic()
     awaited = store.token() if token is None else token
-    store.wait_exported(awaited, queue_id, timeout=timeout)
+    with sink_options.describe(sink) if searchable and sink is not None else contextlib.nullcontext() as described:
+        store.wait_exported(awaited, queue_id, timeout=timeout, searchable=searchable, sink=described)
     waited = round(time.monotonic() - begun, 3)
     row = {"queue": queue_id, "token": awaited, "seconds": waited}
-    return Result(json=row, lines=[f"{queue_id}: exported, after {waited:g} s"])
+    shown = ", and searches show it" if searchable else ""
+    return Result(json=row, lines=[f"{queue_id}: exported, after {waited:g} s{shown}"])
 
 
 @command()

@@ -50,10 +50,9 @@ Who = Annotated[str | None, typer.Option(help="name to record; by default user a
 Complete = Annotated[
     bool, typer.Option("--complete", help="promise that the sink lacks nothing; the promise is recorded")
 ]
-SinkText = Annotated[
-    str,
-    typer.Option("--sink", envvar="EXPORT_QUEUE_SINK", callback=refuse_passwords, help=f"the sink: {SINK_NAMES}"),
-]
+_SINK = typer.Option("--sink", envvar="EXPORT_QUEUE_SINK", callback=refuse_passwords, help=f"the sink: {SINK_NAMES}")
+SinkText = Annotated[str, _SINK]
+SinkTextIfAny = Annotated[str | None, _SINK]
 SinkName = Annotated[
     str | None, typer.Option("--sink-name", help="name to which the queue is bound; by default the sink's own name")
 ]

@@ -92,3 +92,43 @@ def test_a_cut_that_would_move_is_refused(airflow_store: Any, run_dag: Any) -> N
         run_sensor(run_dag, mode="reschedule")
     with pytest.raises(InvalidArgument, match="token"):
         run_sensor(run_dag, token="nonsense")
+
+
+REFRESHED: list[str] = []
+
+
+def refreshable(**options: Any) -> MemorySink:
+    """A sink by import path, which notes that it was refreshed."""
+
+    class Noted(MemorySink):
+        def refresh(self) -> None:
+            REFRESHED.append(options["name"])
+
+    return Noted()
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_searches_are_refreshed_after_the_wait(
+    airflow_store: Any, run_dag: Any, monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
+    token = put(airflow_store, "anna")
+    REFRESHED.clear()
+    searchable: dict[str, Any] = {"token": token, "searchable": True, "deferrable": deferrable}
+    with pytest.raises(InvalidArgument, match="sink_conn_id or sink"):
+        run_sensor(run_dag, **searchable)
+    searchable |= {"sink": f"{__name__}:refreshable", "sink_options": {"name": "{{ 'index' }}"}}
+    if not deferrable:
+        with pytest.raises(AirflowSensorTimeout):
+            run_sensor(run_dag, timeout=0, **searchable)
+    assert REFRESHED == []
+    answer = polling.Poller._answer
+
+    def look(poller: polling.Poller, questions: Any) -> Any:
+        deliver(airflow_store, MemorySink())
+        return answer(poller, questions)
+
+    monkeypatch.setattr(polling.Poller, "_answer", look)
+    if not deferrable:
+        deliver(airflow_store, MemorySink())
+    assert run_sensor(run_dag, **searchable) == token
+    assert REFRESHED == ["index"]

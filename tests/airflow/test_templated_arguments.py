@@ -131,7 +131,14 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
     ExportQueueSensor: STORE | {"queue_id": ("orders", REQUIRED), "ranges": ([[0, 101]], None), "groups": (4, None)},
     ExportQueueNotificationSensor: STORE
     | {"table": ("2024", ""), "column": ("name", ""), "queue_id": ("orders", ""), "limit": (7, 100)},
-    ExportQueueDrainedSensor: STORE | {"queue_id": ("orders", REQUIRED), "token": ("xq1_1_000", "")},
+    ExportQueueDrainedSensor: STORE
+    | {
+        "queue_id": ("orders", REQUIRED),
+        "token": ("xq1_1_000", ""),
+        "sink_conn_id": ("redis", None),
+        "sink_options": ({"a": 1}, None),
+        "sink": ({"kind": "redis"}, None),
+    },
 }
 """Each argument's value, and what None stands for."""
 USERS = frozenset(("templates_dict", "op_args", "op_kwargs"))

@@ -668,3 +668,34 @@ def test_the_command_says_by_its_status_whether_to_try_again(sqlite_url: str) ->
         deliver(store)
         found = json.loads(run_cli("wait", "orders", "--token", token, "--json", url=sqlite_url))
         assert (found["queue"], found["token"]) == ("orders", token)
+
+
+REFRESHED: list[str] = []
+
+
+def refreshable() -> MemorySink:
+    """A sink by import path, which notes that it was refreshed."""
+
+    class Noted(MemorySink):
+        def refresh(self) -> None:
+            REFRESHED.append("refreshed")
+
+    return Noted()
+
+
+def test_the_command_refreshes_searches_after_the_wait(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        store.create()
+        store.configure_queue("orders")
+        token = put(store, "anna")
+        REFRESHED.clear()
+        searchable = ("wait", "orders", "--token", token, "--timeout", "0", "--searchable")
+        assert "--sink" in run_cli(*searchable, url=sqlite_url, status=2)
+        sink = ("--sink", f"{__name__}:refreshable")
+        run_cli(*searchable, *sink, url=sqlite_url, status=75)
+        assert REFRESHED == []
+        deliver(store)
+        run_cli(*searchable[:-1], *sink, url=sqlite_url)
+        assert REFRESHED == []
+        assert "and searches show it" in run_cli(*searchable, *sink, url=sqlite_url)
+        assert REFRESHED == ["refreshed"]
