@@ -469,15 +469,31 @@ class Store:
             queries.acts.record(work, queue_id="", act="forget", who=who or user_at_host(), selection=details)
             return True
 
-    def token(self, transaction: dict[str, Any] | None = None) -> str:
+    def token(self, transaction: dict[str, Any] | None = None, *, idempotency_key: str | None = None) -> str:
         """Return a token for :meth:`wait_exported` that stands for everything that is committed now.
 
         :param transaction: instead of everything, this long transaction, before or after its commit: the result of
             :meth:`begin` or ``tx.to_json()``.
+        :param idempotency_key: instead, the transaction that has committed under this key, also if a repetition got
+            ``AlreadyCommitted`` or the stored result.
+        :raises InvalidArgument: nothing has committed under the key, or the key was closed; or both were passed.
         """
+        if idempotency_key is not None:
+            if transaction is not None:
+                raise InvalidArgument("token: expected a transaction or an idempotency key, found both")
+            return self._token_of_work(idempotency_key)
         if transaction is None:
             return ExportToken.of_cut(self.id, take_snapshot(self.database)).text
         return token_of_long(self.id, Transaction.from_json(transaction))
+
+    def _token_of_work(self, idempotency_key: str) -> str:
+        seq = self.idempotency(idempotency_key).id
+        if seq is None:
+            raise InvalidArgument(
+                f"token: expected an idempotency key that has committed, found {idempotency_key!r}, which has not",
+                hint="run the work under this key; a key that was closed, or is older than 30 days, is not known either",
+            )
+        return ExportToken(store_id=self.id, seq=seq, added=None).text
 
     def is_exported(self, token: str, reader: str) -> bool:
         """Return whether the sink of a reader has acknowledged everything that a transaction added to its queue.

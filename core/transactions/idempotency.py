@@ -62,6 +62,8 @@ class IdempotencyState:
     """The result that was stored with the commit."""
     previous: Any = None
     """The result of the previous generation, which committed and was then closed."""
+    id: int | None = None
+    """The sequence of what the work added; None if it has not taken effect."""
 
 
 def idempotency_state(database: Database, idempotency_key: str, *, seconds: float | None = None) -> IdempotencyState:
@@ -76,7 +78,7 @@ def idempotency_state(database: Database, idempotency_key: str, *, seconds: floa
     result = None if row["result"] is None else orjson.loads(row["result"])
     if row["closed_ms"] is not None:
         return IdempotencyState(int(row["generation"]) + 1, committed=False, previous=result)
-    return IdempotencyState(int(row["generation"]), committed=True, result=result)
+    return IdempotencyState(int(row["generation"]), committed=True, result=result, id=int(row["id"]))
 
 
 def committed_result(database: Database, idempotency_key: str, generation: int, *, seconds: float) -> Any:

@@ -17,6 +17,7 @@ from tests.support import bulk
 from tests.support.command_line import run_cli
 
 from export_queue import (
+    AlreadyCommitted,
     Candidates,
     ExportTimedOut,
     HasSubscriptions,
@@ -699,3 +700,55 @@ def test_the_command_refreshes_searches_after_the_wait(sqlite_url: str) -> None:
         assert REFRESHED == []
         assert "and searches show it" in run_cli(*searchable, *sink, url=sqlite_url)
         assert REFRESHED == ["refreshed"]
+
+
+# --- idempotency keys -------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_unit_of_work_is_waited_for_as_the_first_one(orders: Store) -> None:
+    key = "import/1"
+    with pytest.raises(InvalidArgument, match="found 'import/1', which has not"):
+        orders.token(idempotency_key=key)
+    ran: list[str] = []
+
+    def work(tx: Any) -> int:
+        ran.append("run")
+        tx.queue("orders").add("anna", 1)
+        return 7
+
+    assert orders.run(work, idempotency_key=key) == 7
+    first = orders.token(idempotency_key=key)
+    assert orders.run(work, idempotency_key=key) == 7
+    assert ran == ["run"]
+    put(orders, "berta")
+    with pytest.raises(AlreadyCommitted), orders.transaction(idempotency_key=key):
+        raise AssertionError("the work has taken effect")
+    token = orders.token(idempotency_key=key)
+    assert token == first
+    assert not orders.is_exported(token, "orders")
+    with pytest.raises(ExportTimedOut):
+        orders.wait_exported(token, "orders", timeout=0)
+    deliver(orders)
+    orders.wait_exported(token, "orders", timeout=0)
+    put(orders, "carl")
+    orders.wait_exported(token, "orders", timeout=0)
+    with pytest.raises(InvalidArgument, match="found both"):
+        orders.token({}, idempotency_key=key)
+    orders.close_idempotency_key(key)
+    with pytest.raises(InvalidArgument, match="which has not"):
+        orders.token(idempotency_key=key)
+
+
+def test_a_bound_unit_of_work_has_the_token_of_its_entries(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.configure_queue("orders")
+        with sa.create_engine(postgres_url).begin() as connection:
+            with store.transaction(connection=connection, idempotency_key="k") as tx:
+                tx.queue("orders").add("anna", 1)
+            with pytest.raises(InvalidArgument, match="which has not"):
+                store.token(idempotency_key="k")
+        token = store.token(idempotency_key="k")
+        assert not store.is_exported(token, "orders")
+        deliver(store)
+        assert store.is_exported(token, "orders")
