@@ -27,13 +27,16 @@ def run_sensor(run_dag: Any, **arguments: Any) -> Any:
     return run.result("wait")["token"]
 
 
-def deliver(store: Store, sink: MemorySink, *, refuse: bool = False) -> None:
-    def exporter(entry: Any) -> list[Any]:
-        if refuse:
-            raise ValueError("not this one")
-        return []
+def nothing(entry: Any) -> list[Any]:
+    return []
 
-    drain(store, "orders", sink, sink_name="sink", exporter=exporter)
+
+def refused(entry: Any) -> list[Any]:
+    raise ValueError("not this one")
+
+
+def deliver(store: Store, sink: MemorySink, *, refuse: bool = False) -> None:
+    drain(store, "orders", sink, sink_name="sink", exporter=refused if refuse else nothing)
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
