@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from export_queue.core.arguments import (
-    given,
-    mapping,
     parse_ranges,
     required_text,
     seconds,

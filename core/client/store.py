@@ -491,7 +491,7 @@ class Store:
         if seq is None:
             raise InvalidArgument(
                 f"token: expected an idempotency key that has committed, found {idempotency_key!r}, which has not",
-                hint="run the work under this key; a key that was closed, or is older than 30 days, is not known either",
+                hint="run the work under this key; keys that were closed, or are older than 30 days, are unknown, too",
             )
         return ExportToken(store_id=self.id, seq=seq, added=None).text
 
