@@ -14,11 +14,14 @@ from export_queue.operators.terminal import terminal_errors_fail_at_once
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from export_queue.core.client import Store
+
 
 class ExportQueueConfigureOperator(RenderedTask):
     """Create an export queue with its subscriptions, and the store if it does not exist. A repetition changes nothing.
 
-    If a queue or a table exists with other options, the task fails and lists the differences.
+    A queue with subscriptions gets those that it lacks, and their first load. If a queue or a table exists with other
+    options, or a queue with other subscriptions, the task fails and lists the differences.
 
     :param queue_id: the queue: 1 to 64 of ``a-z 0-9 _ . -``. (templated)
     :param buckets: number of buckets that keys are distributed over. (templated)
@@ -30,6 +33,9 @@ class ExportQueueConfigureOperator(RenderedTask):
     :param coalesce: ``latest`` lets compactions keep only the latest entry of each key; None keeps all. (templated)
     :param subscriptions: names of the queue's subscriptions, each of which receives every entry; by default none.
         (templated)
+    :param first_load: where the entries from before a new subscription come from: ``state``, ``table:NAME`` of a table
+        of the store, or the import path ``module:name`` of a function or source. By default ``state`` if the queue has
+        a complete one; otherwise the first load stays missing, and the log says so. (templated)
     :param state: whether the queue remembers the latest entry of each key, for mirrors and verification.
     :param history: how long the state keeps former values: seconds, or text such as ``7d``; by default an hour.
         (templated)
@@ -49,6 +55,7 @@ class ExportQueueConfigureOperator(RenderedTask):
         "max_value_bytes": optional(whole_number, default=1 << 20),
         "coalesce": text,
         "subscriptions": names,
+        "first_load": text,
         "history": optional(duration),
         "tables": mapping,
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
@@ -69,6 +76,7 @@ class ExportQueueConfigureOperator(RenderedTask):
         exclusive: bool = False,
         coalesce: str | None = None,
         subscriptions: Sequence[str] | str | None = None,
+        first_load: str | None = None,
         state: bool = False,
         history: float | str | None = None,
         tables: Mapping[str, Mapping[str, Any]] | str | None = None,
@@ -86,6 +94,7 @@ class ExportQueueConfigureOperator(RenderedTask):
         self.exclusive = exclusive
         self.coalesce = coalesce
         self.subscriptions = subscriptions
+        self.first_load = first_load
         self.state = state
         self.history: Any = history
         self.tables: Any = tables
@@ -106,6 +115,7 @@ class ExportQueueConfigureOperator(RenderedTask):
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
             if self.create_store:
                 store.create()
+            readers = self._readers(store)
             queue = store.configure_queue(
                 self.queue_id,
                 buckets=self.buckets,
@@ -115,15 +125,45 @@ class ExportQueueConfigureOperator(RenderedTask):
                 max_value_bytes=self.max_value_bytes,
                 exclusive=self.exclusive,
                 coalesce=self.coalesce,
-                subscriptions=self.subscriptions,
+                subscriptions=readers,
                 state=self.state,
                 history=self.history,
             )
             for name, options in tables.items():
                 store.configure_table(name, **options)
+            self._subscribe(store)
         units = queue.units()
         self.log.info("Queue %s is ready: %d buckets in %d units", queue.id, queue.buckets, len(units))
         return {"queue": queue.id, "buckets": queue.buckets, "units": [unit.to_json() for unit in units]}
+
+    def _readers(self, store: Store) -> Sequence[str] | None:
+        """Return the subscriptions that the queue has, if it lacks some that it is to have, or else those."""
+        wanted: Sequence[str] | None = self.subscriptions
+        if wanted is None or all(queue.id != self.queue_id for queue in store.queues()):
+            return wanted
+        found = [reader.name for reader in store.subscriptions(self.queue_id)]
+        return found if found and set(found) <= set(wanted) else wanted
+
+    def _subscribe(self, store: Store) -> None:
+        """Add the subscriptions that the queue lacks, and make the first loads that are missing."""
+        for name in self.subscriptions or ():
+            reader = store.subscribe(self.queue_id, name)
+            if reader.first_load != "missing":
+                continue
+            source = self.first_load or self._complete_state(store)
+            if source is None:
+                self.log.warning(
+                    "Subscription %s lacks what was added before it: pass first_load=, or run export-queue first-load "
+                    "%s or waive-first-load %s",
+                    *(reader.id,) * 3,
+                )
+                continue
+            self.log.info("Subscription %s: first load from %s", reader.id, source)
+            report = store.first_load(reader.id, source=source)
+            self.log.info("%s", report.line())
+
+    def _complete_state(self, store: Store) -> str | None:
+        return "state" if self.state and store.state(self.queue_id).is_complete else None
 
 
 _TABLE_READERS: Mapping[str, Reader] = {"conflict": text, "ttl": seconds, "row": text, "value": text}

@@ -22,6 +22,7 @@ from export_queue import (
     HasSubscriptions,
     InvalidArgument,
     LockNotAvailable,
+    MemorySink,
     OptionsDiffer,
     Owner,
     Put,
@@ -32,6 +33,7 @@ from export_queue import (
     Store,
     StoreNotCreated,
     UnknownQueue,
+    drain,
 )
 from export_queue.assets import queue_asset
 from export_queue.core.arguments import parse_ranges
@@ -106,6 +108,53 @@ def test_a_queue_with_subscriptions_is_configured(airflow_store: Any, run_task: 
     for _ in range(2):
         run_task(ExportQueueConfigureOperator, queue_id="airports", subscriptions=["search", "{{ 'cache' }}"])
     assert [reader.name for reader in airflow_store.subscriptions("airports")] == ["cache", "search"]
+
+
+def test_one_more_subscription_is_added_with_its_first_load(airflow_store: Any, run_task: Any) -> None:
+    def configure(*names: str, **more: Any) -> None:
+        run_task(ExportQueueConfigureOperator, queue_id="airports", subscriptions=[*names], state=True, **more)
+
+    configure("search")
+    airflow_store.run(lambda tx: tx.queue("airports").add("OSL", "Oslo"))
+    drain(airflow_store, "airports/search", MemorySink(), sink_name="search")
+    for _ in range(2):
+        configure("search", "cache")
+        cache = airflow_store.queue("airports/cache")
+        assert (cache.first_load, [one.position.key for one in airflow_store.peek("airports/cache")]) == (
+            "made",
+            [b"OSL"],
+        )
+    with pytest.raises(OptionsDiffer, match=r"expected \['reports', 'search'\], found \['cache', 'search'\]"):
+        configure("search", "reports")
+    with pytest.raises(OptionsDiffer, match="value: expected 'str', found 'json'"):
+        configure("search", "cache", "reports", value="str")
+    assert len(airflow_store.subscriptions("airports")) == 2
+
+
+def test_without_a_state_the_first_load_needs_a_source(airflow_store: Any, run_task: Any, capfd: Any) -> None:
+    def configure(*names: str, **more: Any) -> None:
+        run_task(ExportQueueConfigureOperator, queue_id="airports", subscriptions=[*names], **more)
+
+    configure("search")
+    configure("search", "reports")
+    assert airflow_store.queue("airports/reports").first_load == "missing"
+    assert "airports/reports lacks what was added before it" in "".join(capfd.readouterr())
+    with pytest.raises(InvalidArgument, match="no_such_function"):
+        configure("search", "reports", first_load=f"{__name__}:no_such_function")
+    assert airflow_store.queue("airports/reports").first_load == "missing"
+    configure("search", "reports", first_load=f"{__name__}:old_airports")
+    assert airflow_store.queue("airports/reports").first_load == "made"
+    assert [one.position.key for one in airflow_store.peek("airports/reports")] == [b"OSL"]
+
+
+def old_airports() -> list[tuple[str, Any]]:
+    return [("OSL", "Oslo")]
+
+
+def test_a_queue_without_subscriptions_gets_none_by_itself(airflow_store: Any, run_task: Any) -> None:
+    with pytest.raises(OptionsDiffer, match="other subscriptions"):
+        run_task(ExportQueueConfigureOperator, queue_id="orders", subscriptions=["search"])
+    assert airflow_store.subscriptions("orders") == []
 
 
 def test_an_unknown_codec_names_those_that_exist(airflow_store: Any, run_task: Any) -> None:

@@ -69,6 +69,7 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
         "max_value_bytes": (100, 1 << 20),
         "coalesce": ("latest", None),
         "subscriptions": (["cache", "search"], None),
+        "first_load": ("state", None),
         "history": (60, None),
         "tables": ({"visits": {"row": "str", "ttl": 60}}, None),
     },
