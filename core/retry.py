@@ -54,8 +54,10 @@ class Retry:
         for name in ("seconds", "first_pause", "longest_pause"):
             value = getattr(self, name)
             may_be_zero = name == "seconds"
-            if value is not None and not (value > 0 or (may_be_zero and value == 0)):
-                raise InvalidArgument(f"{name}: expected {'at least' if may_be_zero else 'more than'} 0, found {value}")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and (value > 0 or (may_be_zero and value == 0))):
+                least = "at least" if may_be_zero else "more than"
+                raise InvalidArgument(f"{name}: expected {least} 0, found {value!r}")
         for name in ("sleep", "random", "clock"):
             check_runs(getattr(self, name), name)
         if self.attempts is None and self.seconds is None:

@@ -7,7 +7,7 @@ from export_queue.core.sources.finding import STATE, AnySource, find_source, nam
 from export_queue.core.sources.first_load import FirstLoadReport, begun_first_load, load_from
 from export_queue.core.sources.function import FunctionSource
 from export_queue.core.sources.protocol import Content, Source
-from export_queue.core.sources.records import NO_VALUE, Columns, as_key, is_batch, parts_of, record_of
+from export_queue.core.sources.records import NO_VALUE, Columns, as_key, is_batch, missing_column, parts_of, record_of
 from export_queue.core.sources.spool import EntrySpool, Row
 from export_queue.core.sources.sql import SqlSource
 from export_queue.core.sources.state import StateContent, StateSource, encoded_prefix, require_complete
@@ -34,6 +34,7 @@ __all__ = [
     "find_source",
     "is_batch",
     "load_from",
+    "missing_column",
     "name_of_source",
     "opened_content",
     "parts_of",

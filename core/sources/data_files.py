@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import orjson
 import sqlalchemy as sa
@@ -13,16 +13,28 @@ from export_queue.core.errors import EntryError, InvalidArgument, StoreError
 from export_queue.core.segments import load_pyarrow
 from export_queue.core.store import Database
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Opened = Callable[[], IO[bytes]]
+
 _ROWS = 5000
 """Rows of a query that are read at once."""
+_PATTERNS = {
+    "null": "a^",
+    "int64": r"^[ \t]*(0|-?[1-9][0-9]{0,17})[ \t]*$",
+    "double": r"^[ \t]*-?(0|[1-9][0-9]{0,14})(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?[ \t]*$",
+    "bool": "^(true|True|TRUE|false|False|FALSE)$",
+}
+"""What all texts of a column in a CSV file look like if they are of a type. It keeps whole numbers exact."""
 _PARQUET, _CSV, _LINES = (".parquet",), (".csv",), (".ndjson", ".jsonl")
 
 
-def rows_of_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[Any]:
+def rows_of_file(name: str, opened: Opened) -> Iterator[Any]:
     """Read the rows of a file: Parquet, CSV with a line of column names, or a JSON object in each line.
 
     :param name: the file's name, whose end says what it is: ``.parquet``, ``.csv``, ``.ndjson`` or ``.jsonl``.
-    :param opened: opens the file for reading bytes.
+    :param opened: opens the file for reading bytes, more than once for CSV.
     :returns: record batches, or mappings.
     :raises InvalidArgument: the name has another end.
     :raises EntryError: the file is damaged or cut off; the error names it.
@@ -33,8 +45,7 @@ def rows_of_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[Any]:
     if read is None:
         raise InvalidArgument(f"file {name}: expected a name that ends with .parquet, .csv, .ndjson or .jsonl")
     try:
-        with opened() as file:
-            yield from read(file)
+        yield from read(opened)
     except FileNotFoundError:
         raise InvalidArgument(f"file {name}: expected a file, found none") from None
     except (ValueError, OSError) as error:
@@ -43,21 +54,68 @@ def rows_of_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[Any]:
         raise EntryError(f"file {name}: expected {kind[1:]}, found what cannot be read so: {error}") from error
 
 
-def _parquet(file: IO[bytes]) -> Iterator[Any]:
+def _parquet(opened: Opened) -> Iterator[Any]:
     load_pyarrow()
     from pyarrow.parquet import ParquetFile
 
-    yield from ParquetFile(file).iter_batches()
+    with opened() as file:
+        found = ParquetFile(file)
+        yield _no_rows(found.schema_arrow)
+        yield from found.iter_batches()
 
 
-def _csv(file: IO[bytes]) -> Iterator[Any]:
-    load_pyarrow()
-    from pyarrow.csv import open_csv
+def _csv(opened: Opened) -> Iterator[Any]:
+    """Read a CSV file twice: a column has the type that all its texts have, wherever they are in the file."""
+    pa = load_pyarrow()
+    from pyarrow.csv import ConvertOptions, open_csv
 
-    yield from open_csv(file)
+    with opened() as file:
+        names = open_csv(file).schema.names
+    if len(set(names)) < len(names):
+        raise ValueError(f"the columns are {', '.join(names)}: expected names that differ")
+    excluded = {name: set[str]() for name in names}
+    as_text = ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+    with opened() as file:  # opened again, since a reader reads ahead
+        for batch in open_csv(file, convert_options=as_text):
+            for name, column in zip(names, batch.columns, strict=True):
+                excluded[name] |= _excluded(column, as_text.null_values)
+    kinds = {
+        name: next((kind for kind in _PATTERNS if kind not in found), "string") for name, found in excluded.items()
+    }
+    types = {name: pa.type_for_alias(kind) for name, kind in kinds.items()}
+    with opened() as file:
+        reader = open_csv(file, convert_options=ConvertOptions(column_types=types))
+        yield _no_rows(reader.schema)
+        yield from reader
 
 
-def _lines(file: IO[bytes]) -> Iterator[Any]:
+def _excluded(column: pa.Array, nothing: Sequence[str]) -> set[str]:
+    """Return the types that texts of a CSV file do not have.
+
+    :param nothing: texts that are null in a column of another type than text.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = column.filter(pc.invert(pc.is_in(column, pa.array(nothing))))
+    return {
+        kind for kind, pattern in _PATTERNS.items() if pc.all(pc.match_substring_regex(texts, pattern)).as_py() is False
+    }
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch without rows, which says what the columns of an empty file are."""
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def _lines(opened: Opened) -> Iterator[Any]:
+    with opened() as file:
+        yield from _objects(file)
+
+
+def _objects(file: IO[bytes]) -> Iterator[Any]:
     for number, line in enumerate(file, 1):
         if line.strip():
             try:

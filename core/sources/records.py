@@ -87,7 +87,12 @@ def _of(row: Mapping[str, Any], name: str) -> Any:
     try:
         return row[name]
     except KeyError:
-        raise EntryError(f"column {name!r}: expected in each row, found only {', '.join(map(str, row))}") from None
+        raise missing_column(name, row) from None
+
+
+def missing_column(name: str, names: Iterable[object]) -> EntryError:
+    """Build the error of a data set that lacks a column."""
+    return EntryError(f"column {name!r}: expected in each row, found only {', '.join(map(str, names))}")
 
 
 def as_key(value: Any, codec: str) -> Any:

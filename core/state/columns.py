@@ -17,7 +17,16 @@ from export_queue.core.errors import EntryError
 from export_queue.core.json_text import NotJson
 from export_queue.core.queue import Queue
 from export_queue.core.segments import is_as_stored, load_pyarrow
-from export_queue.core.sources import NO_VALUE, Columns, as_key, encoded_prefix, is_batch, parts_of, record_of
+from export_queue.core.sources import (
+    NO_VALUE,
+    Columns,
+    as_key,
+    encoded_prefix,
+    is_batch,
+    missing_column,
+    parts_of,
+    record_of,
+)
 from export_queue.core.state.json_columns import json_objects, json_texts
 from export_queue.core.state.sorted_spool import pieces_of
 
@@ -55,6 +64,7 @@ class RecordEncoder:
         :raises InvalidArgument: the data is of another kind, or pyarrow is not installed.
         """
         load_pyarrow()
+        self._check_names(getattr(getattr(data, "schema", None), "names", ()))  # there may be no batch
         for are_batches, parts in groupby(parts_of(data), is_batch):
             if are_batches:
                 for batch in parts:
@@ -62,9 +72,27 @@ class RecordEncoder:
             else:
                 yield from self._of_rows(parts)
 
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Refuse data that lacks a column which is needed, or has two of its name, even if there are no rows.
+
+        Data without any column is empty, as a table that was made of no rows.
+        """
+        if self.key is None and self.value is not None:
+            return  # the first row is refused
+        wanted = ["key", "value"] if self.key is None else [*_listed(self.key), *_listed(self.value or names)]
+        for name in wanted if names else ():
+            if name not in names:
+                raise missing_column(name, names)
+            if names.count(name) > 1:
+                raise EntryError(
+                    f"column {name!r}: expected one of this name, found {names.count(name)} among {', '.join(names)}",
+                    hint="give the columns different names",
+                )
+
     def _of_batch(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
+        self._check_names(batch.schema.names)
         try:
             batch.validate(full=True)  # invalid memory must not be read
         except (pa.ArrowException, ValueError) as error:
@@ -124,10 +152,10 @@ class RecordEncoder:
         import pyarrow.compute as pc
 
         if self.key is None or isinstance(self.key, str):
-            column = _column(batch, self.key or "key")
+            column = batch.column(self.key or "key")
             keys = self._key_column(column)
         else:
-            columns = [_column(batch, name).to_pylist() for name in self.key]
+            columns = [batch.column(name).to_pylist() for name in self.key]
             keys = pa.array([self._key_list(parts) for parts in zip(*columns, strict=True)], pa.binary())
         start = encoded_prefix(self.scope)
         if start and not pc.all(pc.equal(pc.binary_slice(keys, 0, len(start)), pa.scalar(start, pa.binary()))).as_py():
@@ -163,7 +191,7 @@ class RecordEncoder:
             raise _Doubt
         name = "value" if self.key is None else self.value
         if isinstance(name, str):
-            column = _column(batch, name)
+            column = batch.column(name)
             if is_as_stored(column.type, queue.value):
                 values = _as_binary(column, largest)
             elif queue.value == "json":
@@ -172,7 +200,7 @@ class RecordEncoder:
                 values = pa.array([queue.encode_value(item, key=None) for item in column.to_pylist()], pa.binary())
         elif queue.value == "json":
             names = batch.schema.names if name is None else name
-            values = json_objects({one: _column(batch, one) for one in names}, batch.num_rows)
+            values = json_objects({one: batch.column(one) for one in names}, batch.num_rows)
         else:
             raise _Doubt
         if values.null_count or not _fit(values, 0, largest):
@@ -187,10 +215,8 @@ def batch_of(keys: Sequence[bytes], values: Sequence[bytes | None]) -> pa.Record
     return pa.RecordBatch.from_arrays([pa.array(keys, pa.binary()), pa.array(values, pa.binary())], ["key", "value"])
 
 
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    if batch.schema.names.count(name) != 1:
-        raise _Doubt
-    return batch.column(name)
+def _listed(columns: str | Sequence[str]) -> Sequence[str]:
+    return [columns] if isinstance(columns, str) else columns
 
 
 def _as_binary(column: pa.Array, largest: int) -> pa.Array:

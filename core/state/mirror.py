@@ -68,8 +68,8 @@ class MirrorWriter(BulkWriter):
         :raises TransactionsInProgress: older transactions did not end in time; the error names them.
         """
         options = MirrorOptions(
-            key=key if key is None or isinstance(key, str) else tuple(key),
-            value=value if value is None or isinstance(value, str) else tuple(value),
+            key=_names(key),
+            value=_names(value),
             scope=scope,
             max_deletes=max_deletes,
             dry_run=dry_run,
@@ -79,6 +79,12 @@ class MirrorWriter(BulkWriter):
         return add_difference(
             self._transaction, self, lambda _: encoder.batches(data() if callable(data) else data), options
         )
+
+
+def _names(columns: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    if columns is None or isinstance(columns, str):
+        return columns
+    return tuple(columns) if isinstance(columns, Iterable) else (columns,)
 
 
 @contextlib.contextmanager

@@ -39,6 +39,10 @@ class MirrorOptions:
         for what, columns in (("key", self.key), ("value", self.value)):
             if columns is not None and not columns:
                 raise InvalidArgument(f"{what}: expected the name of a column, or several, found none")
+            if columns is not None and not all(isinstance(one, str) for one in columns):
+                raise InvalidArgument(f"{what}: expected the name of a column, or several, found {columns!r}")
+        if not isinstance(self.dry_run, bool):
+            raise InvalidArgument(f"dry_run: expected True or False, found {self.dry_run!r}")
         most = self.max_deletes
         if isinstance(most, bool) or not isinstance(most, int | float) or not most >= 0 or math.isnan(most):
             raise InvalidArgument(f"max_deletes: expected a part from 0 to 1 or a number of records, found {most!r}")

@@ -211,6 +211,63 @@ def test_a_value_that_python_has_no_form_of_is_refused(store: Store, column: pa.
     assert store.state("q").count() == 0
 
 
+def names_twice(*names: str) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(["a"])] * len(names), [*names])
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (names_twice("id", "a", "a"), {"key": "id"}),
+        (names_twice("id", "a", "a"), {"key": "id", "value": "a"}),
+        (names_twice("id", "a", "a"), {"key": ["id", "a"], "value": "id"}),
+        (names_twice("key", "value", "value"), {}),
+        (pa.Table.from_batches([names_twice("a", "a")]).slice(1), {"key": "a"}),
+    ],
+)
+def test_two_columns_of_one_name_are_refused(store: Store, data: Any, options: Any) -> None:
+    store.configure_queue("q", state=True)
+    with pytest.raises(EntryError, match=r"column '(a|value)': expected one of this name, found 2"):
+        store.mirror("q", data, **options)
+    assert store.state("q").count() == 0
+
+
+def test_two_columns_of_one_name_that_are_not_needed_do_no_harm(store: Store) -> None:
+    store.configure_queue("q", state=True)
+    assert store.mirror("q", names_twice("id", "n", "a", "a"), key="id", value="n").new == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "nr"}, {"key": ["id", "nr"]}, {"key": "id", "value": "nr"}])
+@pytest.mark.parametrize("form", ["table", "batch", "reader", "batches"])
+def test_data_without_rows_must_have_the_columns_too(store: Store, options: Any, form: str) -> None:
+    store.configure_queue("q", state=True)
+    store.mirror("q", [("a", 1)])
+    table = pa.table({"id": pa.array([], pa.int64())})
+    batch = pa.RecordBatch.from_pylist([], schema=table.schema)
+    forms = {"table": table, "batch": batch, "reader": pa.RecordBatchReader.from_batches(table.schema, [])}
+    with pytest.raises(EntryError, match=r"column '(key|nr)': expected in each row, found only id"):
+        store.mirror("q", forms.get(form, [batch]), max_deletes=1.0, **options)
+    assert store.state("q").count() == 1
+    assert store.mirror("q", table, key="id", max_deletes=1.0).deleted == 1
+    assert store.mirror("q", pa.table({}), key="id").added == 0  # of no rows, such as those of pandas.DataFrame([])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": 5}, "key: expected the name of a column, or several"),
+        ({"key": ["id", 5]}, "key: expected the name of a column, or several"),
+        ({"key": "id", "value": 5}, "value: expected the name of a column, or several"),
+        ({"key": "id", "settle_timeout": "5"}, "seconds: expected at least 0, found '5'"),
+        ({"key": "id", "dry_run": "False"}, "dry_run: expected True or False, found 'False'"),
+    ],
+)
+def test_options_of_other_types_are_refused_by_name(store: Store, options: Any, message: str) -> None:
+    store.configure_queue("q", state=True)
+    with pytest.raises(InvalidArgument, match=message):
+        store.mirror("q", pa.record_batch({"id": ["a"], "v": [1]}), **options)
+
+
 @pytest.mark.parametrize("options", [{"key": []}, {"key": "id", "value": []}])
 def test_no_column_at_all_is_refused(store: Store, options: Any) -> None:
     store.configure_queue("q", state=True)
