@@ -120,10 +120,12 @@ if TYPE_CHECKING:
         DrainJob,
         LoadReport,
         Submitter,
+        VerifyJob,
         bucket_column,
         compact_job,
         drain_job,
         register_data_source,
+        verify_job,
         write_transactional,
     )
     from export_queue.core.state import MirrorReport, State
@@ -255,6 +257,7 @@ __all__ = [
     "TransactionTimeout",
     "TransactionsInProgress",
     "UnknownQueue",
+    "VerifyJob",
     "VerifyReport",
     "WaitingRows",
     "__version__",
@@ -273,6 +276,7 @@ __all__ = [
     "register_store",
     "stale_rank",
     "verify",
+    "verify_job",
     "write_transactional",
 ]
 
@@ -290,8 +294,8 @@ _ROOMS = {
         "apply_batch check_owner raise_floor refuse_seqs register_store stale_rank"
     ),
     "spark": (
-        "CompactJob DrainJob LoadReport Submitter bucket_column compact_job drain_job register_data_source "
-        "write_transactional"
+        "CompactJob DrainJob LoadReport Submitter VerifyJob bucket_column compact_job drain_job "
+        "register_data_source verify_job write_transactional"
     ),
     "state": "MirrorReport State",
     "store": "Limits Outcome StoreSpec",

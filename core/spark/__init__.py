@@ -8,6 +8,7 @@ from export_queue.core.spark.load_job import LoadArguments, check_load, describe
 from export_queue.core.spark.masters import check_answers, check_master, is_local, refuse_remote_sqlite
 from export_queue.core.spark.problems import kept_problem
 from export_queue.core.spark.submitter import Submitter
+from export_queue.core.spark.verify_job import VerifyArguments, VerifyJob, compare_by_tasks, verify_job
 from export_queue.core.spark.write import LoadReport, register_data_source, write_transactional
 
 __all__ = [
@@ -19,11 +20,14 @@ __all__ = [
     "LoadArguments",
     "LoadReport",
     "Submitter",
+    "VerifyArguments",
+    "VerifyJob",
     "bucket_column",
     "check_answers",
     "check_load",
     "check_master",
     "compact_job",
+    "compare_by_tasks",
     "describe_drain",
     "describe_load",
     "drain_job",
@@ -32,5 +36,6 @@ __all__ = [
     "merge_by_tasks",
     "refuse_remote_sqlite",
     "register_data_source",
+    "verify_job",
     "write_transactional",
 ]

@@ -57,3 +57,21 @@ def secrets_for(context: SparkContext, modules: Sequence[str], wanted: Sequence[
 def _preloaded(modules: Sequence[str]) -> list[str]:
     """Select the modules that may be imported before workers are forked. A user's module may start threads."""
     return ["pyspark.worker", *(name for name in modules if name.startswith("export_queue.") or name in _FORKABLE)]
+
+
+def modules_of(sink: SinkSpec, exporter: object | None) -> list[str]:
+    """Return the modules that tasks import for a sink and an exporter."""
+    modules = _sink_modules(sink)
+    if isinstance(exporter, str):
+        modules.append(exporter.partition(":")[0])
+    return modules
+
+
+def _sink_modules(sink: SinkSpec) -> list[str]:
+    if sink.leaves() != (sink,):
+        return [module for part in sink.leaves() for module in _sink_modules(part)]
+    if ":" in sink.kind:
+        return [sink.kind.partition(":")[0]]
+    if sink.kind == "sql" and str(sink.options.get("url", "")).startswith("postgresql"):
+        return ["psycopg"]
+    return [sink.kind] if sink.kind in ("elasticsearch", "redis") else []

@@ -11,7 +11,7 @@ from export_queue.core.client import Store
 from export_queue.core.drain import Deadline, DrainReport, DrainRequest, filled_in, run_drain
 from export_queue.core.errors import SparkJobFailed
 from export_queue.core.sinks import SinkSpec
-from export_queue.core.spark.connecting import connect
+from export_queue.core.spark.connecting import connect, modules_of
 from export_queue.core.spark.drain_job import DrainArguments
 from export_queue.core.spark.engine import SparkEngine
 from export_queue.core.spark.follow import LATE_SECONDS, ROUND_SECONDS, follow_with
@@ -71,7 +71,7 @@ def _spark_engine(
             f"export queue: drain {request.queue_id}",
             store=store,
             sink=sink,
-            modules=_modules(sink, exporter),
+            modules=["export_queue.core.spark.tasks", *modules_of(sink, exporter)],
             seconds=min(arguments.start_timeout, deadline.left()),
         )
     except SparkJobFailed:
@@ -88,21 +88,3 @@ def _on_the_clock_of(database: Database, deadline: Deadline) -> int | None:
         return None
     with database.read() as work:
         return work.now() + int(deadline.left() * 1000)
-
-
-def _modules(sink: SinkSpec, exporter: object | None) -> list[str]:
-    """Return the modules that tasks import besides the driver of the store."""
-    modules = ["export_queue.core.spark.tasks", *_sink_modules(sink)]
-    if isinstance(exporter, str):
-        modules.append(exporter.partition(":")[0])
-    return modules
-
-
-def _sink_modules(sink: SinkSpec) -> list[str]:
-    if sink.leaves() != (sink,):
-        return [module for part in sink.leaves() for module in _sink_modules(part)]
-    if ":" in sink.kind:
-        return [sink.kind.partition(":")[0]]
-    if sink.kind == "sql" and str(sink.options.get("url", "")).startswith("postgresql"):
-        return ["psycopg"]
-    return [sink.kind] if sink.kind in ("elasticsearch", "redis") else []

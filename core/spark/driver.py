@@ -16,12 +16,13 @@ from export_queue.core.spark.drain_job import DrainArguments
 from export_queue.core.spark.job import JobArguments
 from export_queue.core.spark.load_job import LoadArguments
 from export_queue.core.spark.problems import problem_kept
+from export_queue.core.spark.verify_job import VerifyArguments
 from export_queue.core.spark.watchdog import STOPPED, DriverStopped, stop_when_orphaned
 
 FAILED = 1
 TRY_AGAIN = 75
 """Exit status if trying again may help; ``EX_TEMPFAIL`` of sysexits.h."""
-_KINDS: Sequence[type[JobArguments]] = (DrainArguments, LoadArguments, CompactArguments)
+_KINDS: Sequence[type[JobArguments]] = (DrainArguments, LoadArguments, CompactArguments, VerifyArguments)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import marshal
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import IO, cast
@@ -58,10 +58,39 @@ class Rows:
             numbers = list(map(number_of, targets))
         return cls(numbers, records.ids, records.ranks, digests_of(records.documents), keys, expires)
 
+    @classmethod
+    def joined(cls, pages: Sequence[Rows]) -> Rows:
+        """Join pages of the same side."""
+        if len(pages) == 1:
+            return pages[0]
+        targets, ids, ranks, digests = (
+            [one for page in pages for one in getattr(page, name)] for name in ("targets", "ids", "ranks", "digests")
+        )
+        keys: list[bytes] | None = None
+        if all(page.keys is page.ids for page in pages):
+            keys = ids
+        elif pages[0].keys is not None:
+            keys = [one for page in pages for one in page.keys or ()]
+        has_ttl = any(page.expires is not None for page in pages)
+        expires = [one for page in pages for one in page.expires or [False] * len(page.ids)] if has_ttl else None
+        return cls(targets, ids, ranks, digests, keys, expires)
+
     def take(self, positions: Sequence[int]) -> Rows:
         """Return the rows at some positions."""
-        columns = (self.targets, self.ids, self.ranks, self.digests, self.keys, self.expires)
-        return Rows(*(None if column is None else [column[i] for i in positions] for column in columns))  # type: ignore[arg-type]
+        ids = [self.ids[i] for i in positions]
+        others = (self.ranks, self.digests, None if self.keys is self.ids else self.keys, self.expires)
+        ranks, digests, keys, expires = (None if one is None else [one[i] for i in positions] for one in others)
+        targets = [self.targets[i] for i in positions]
+        return Rows(targets, ids, ranks, digests, ids if self.keys is self.ids else keys, expires)  # type: ignore[arg-type]
+
+    def renumbered(self, numbers: Sequence[int]) -> Rows:
+        """Return the rows with other numbers of targets.
+
+        :param numbers: the new number of each target.
+        """
+        if all(number == at for at, number in enumerate(numbers)):
+            return self
+        return replace(self, targets=[numbers[target] for target in self.targets])
 
     def prints(self, *, is_ranked: bool) -> Iterable[int]:
         """Return the fingerprints. Without ranks, only target, id and document count."""

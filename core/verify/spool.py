@@ -6,6 +6,7 @@ when it is closed, or the process ends.
 
 from __future__ import annotations
 
+import marshal
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,11 +15,15 @@ from typing import Any
 
 from export_queue.core.sinks import StoredRecords
 from export_queue.core.verify.judging import NO_LOADS, Loads, Version
+from export_queue.core.verify.rendering import Refused
+from export_queue.core.verify.shares import Page
 from export_queue.core.verify.sides import Rows, Sides
 
 CACHE_KIB = 64 << 10
 PAGE = 1000
 """Records that are checked together."""
+PACKED = 20_000
+"""Candidates that are passed to another process together."""
 _SCHEMA = """
 CREATE TABLE expected (target INTEGER, id BLOB, rank INTEGER, digest BLOB, key BLOB, expires INTEGER);
 CREATE TABLE found (target INTEGER, id BLOB, rank INTEGER, digest BLOB);
@@ -139,13 +144,10 @@ class Spool:
         """Add what a newer content expects."""
         self._insert("fresh", Rows.of(records, self._number, keys, expires))
 
-    def add_refused(self, keys: Iterable[tuple[bytes, int]], records: StoredRecords) -> None:
-        """Add keys, each with its rank, whose entries the exporter or the sink refuses.
-
-        :param records: the records that these keys name, as far as that is known.
-        """
-        self._sql.executemany("INSERT OR REPLACE INTO refused VALUES (?, ?)", keys)
-        named = zip(map(self._number, records.targets), records.ids, strict=True)
+    def add_refused(self, refused: Refused) -> None:
+        """Add entries that the exporter or the sink refuses."""
+        self._sql.executemany("INSERT OR REPLACE INTO refused VALUES (?, ?)", refused.keys)
+        named = zip(map(self._number, refused.records.targets), refused.records.ids, strict=True)
         self._sql.executemany("INSERT OR IGNORE INTO refused_record VALUES (?, ?)", named)
 
     def add_waiting(self, kind: str, keys: Iterable[tuple[bytes, int]], records: StoredRecords) -> None:
@@ -181,8 +183,31 @@ class Spool:
         self._sql.execute("DELETE FROM found")
         if copies:
             self._sql.execute("UPDATE candidate SET key = id WHERE key IS NULL")
+        return self.take_refused()
+
+    def take_refused(self) -> int:
+        """Make candidates of the refused entries, and return the number of all candidates."""
         self._sql.execute(_REFUSED)
         return self.candidates()
+
+    def add_page(self, page: Page) -> None:
+        """Add a page that another process has made; all expected records before the found ones."""
+        self._sides.add(page.side, page.rows.renumbered(self._numbers_of(page.names)), is_ranked=self.is_ranked)
+
+    def packed_candidates(self) -> Iterator[bytes]:
+        """Return the candidates for the spool of another process, see :meth:`take_candidates`."""
+        found = self._sql.execute("SELECT target, id, rank, digest, key, expires FROM candidate")
+        while rows := found.fetchmany(PACKED):
+            yield marshal.dumps((self.targets, rows))
+
+    def take_candidates(self, packed: bytes) -> None:
+        """Add the candidates of another spool."""
+        names, rows = marshal.loads(packed)
+        numbers = self._numbers_of(names)
+        self._sql.executemany(
+            "INSERT INTO candidate (target, id, rank, digest, key, expires) VALUES (?, ?, ?, ?, ?, ?)",
+            ((numbers[row[0]], *row[1:]) for row in rows),
+        )
 
     def candidates(self) -> int:
         return int(self._sql.execute("SELECT count(*) FROM candidate").fetchone()[0])
@@ -265,6 +290,9 @@ class Spool:
         self._sql.executemany(
             f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", zip(*columns, strict=True)
         )
+
+    def _numbers_of(self, names: Sequence[str]) -> list[int]:
+        return list(map(self._number, names))
 
     def _number(self, target: str) -> int:
         number = self._numbers.get(target)

@@ -9,10 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, cast
 
-from export_queue.core.drain import (
-    COPY,
-    Exporter,
-)
+from export_queue.core.drain import Exporter
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import KEPT, Entries, Queue, Range, bucket, join_ranges
 from export_queue.core.sinks import (
@@ -20,7 +17,6 @@ from export_queue.core.sinks import (
     Operations,
     ScannableSink,
     Sink,
-    StoredRecords,
     collapse,
 )
 from export_queue.core.sources import Content, StateContent, opened_content
@@ -28,6 +24,7 @@ from export_queue.core.store import Database, queries
 from export_queue.core.transactions import settled_snapshot
 from export_queue.core.verify.judging import ABSENT, NO_LOADS, REPAIRABLE, Loads, Sighting, Verdict, Version, judge
 from export_queue.core.verify.named_records import named_records
+from export_queue.core.verify.rendering import Rendered, Renderer
 from export_queue.core.verify.report import MOST_SAMPLES, Sample, VerifyReport
 from export_queue.core.verify.request import VerifyRequest
 from export_queue.core.verify.sides import digest_of
@@ -50,17 +47,15 @@ class VerifyProgress:
 OnProgress = Callable[[VerifyProgress], object]
 
 
-_Records = tuple[StoredRecords, Sequence[bytes], "list[bool] | None", set[str]]
-"""Expected records; for each the key of its entry and whether it expires; and the collections of all."""
-
-
 @dataclass(frozen=True, slots=True)
-class _Expected:
+class Expected:
     """What the sink should have, at a cut."""
 
     cut: int
     is_ranked: bool
-    pages: Callable[[], Iterable[_Records]]
+    pages: Callable[[], Iterable[Rendered]]
+    content: Content | None
+    """What the pages are made of; None if a function names the records."""
 
 
 @dataclass(slots=True)
@@ -90,15 +85,12 @@ class Comparison:
     counts: Counter[str] = field(default_factory=Counter)
     samples: defaultdict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
 
-    def run(self, seconds: Callable[[], float]) -> VerifyReport:
-        """Compare, and return the report."""
-        self.collections = self._read_source()
-        for records in self._scannable.scan(self.collections):
-            self.spool.add_found(records)
-            self.scanned += len(records)
-            self._progress("sink", self.scanned)
-        self._read_loads()
-        if self.spool.compare(copies=self.copies, loads=self.loads):
+    def run(self, compare: Compare, seconds: Callable[[], float]) -> VerifyReport:
+        """Compare, and return the report.
+
+        :param compare: reads both sides, and fills the spool with the records that may differ.
+        """
+        if compare(self):
             self._settle()
         return VerifyReport(
             queue=self.reader.id,
@@ -121,15 +113,23 @@ class Comparison:
         return cast(ScannableSink, self.sink)
 
     @property
+    def renderer(self) -> Renderer:
+        return Renderer(self.reader, self.sink, self.exporter, self.is_ranked)
+
+    @property
     def copies(self) -> bool:
         """Whether the id of a record is the key of its entry."""
-        return self.exporter.identity == COPY
+        return self.renderer.copies
 
-    def _read_source(self) -> set[str]:
-        """Read the content of the queue, and return the collections that its records are, or were, in."""
-        collections = {self.reader.source} if self.copies else set()
-        collections.update(self.request.collections)
-        with self._expected(self._units) as expected:
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Expected]:
+        """Open what the sink should have, and take its cut.
+
+        :raises InvalidArgument: a repair was asked for, and the source does not know the sequences of its entries.
+        """
+        self.collections = {self.reader.source} if self.copies else set()
+        self.collections.update(self.request.collections)
+        with self._expected(self.units) as expected:
             if self.request.repair and not expected.is_ranked:
                 raise InvalidArgument(
                     f"source {self.request.source_name!r} does not know the sequences of its entries: a repair could "
@@ -138,40 +138,40 @@ class Comparison:
                 )
             self.cut = expected.cut
             self.spool.is_ranked = self.is_ranked = expected.is_ranked and not self.sink.capabilities.fenced
-            for records, keys, expires, found in expected.pages():
-                self.spool.add_expected(records, keys, expires)
-                collections |= found
-                self.compared += len(records)
+            yield expected
+
+    def read_sides(self) -> int:
+        """Read both sides in this process, and return the number of records that may differ."""
+        with self.opened() as expected:
+            for page in expected.pages():
+                self.spool.add_expected(page.records, page.keys, page.expires)
+                self.collections |= page.collections
+                self.compared += len(page.records)
                 self._progress("source", self.compared)
-        return collections
+        for records in self._scannable.scan(self.collections):
+            self.spool.add_found(records)
+            self.scanned += len(records)
+            self._progress("sink", self.scanned)
+        self._read_loads()  # after records were read, which may be of a load
+        return self.spool.compare(copies=self.copies, loads=self.loads)
 
     @contextlib.contextmanager
-    def _expected(self, ranges: Callable[[], Sequence[Range]]) -> Iterator[_Expected]:
+    def _expected(self, ranges: Callable[[], Sequence[Range]]) -> Iterator[Expected]:
         """Open what the sink should have.
 
         :param ranges: tells the buckets that are read; called when the source is open.
         """
         if self.request.records is not None:
             cut = settled_snapshot(self.database, self.queue.number).read_pointer  # before the function is called
-            yield _Expected(cut, False, self._named_records)
+            yield Expected(cut, False, self._named_records, None)
             return
         with self._content() as content:
             read = partial(self._pages, content, ranges())
-            yield _Expected(content.cut, content.is_ranked, lambda: map(self._records_of, read()))
+            yield Expected(content.cut, content.is_ranked, lambda: map(self._records_of, read()), content)
 
-    def _named_records(self) -> Iterator[_Records]:
-        """Return the records that the user's function yields; none has a key."""
+    def _named_records(self) -> Iterator[Rendered]:
         for operations in named_records(self.request.records or ""):
-            records, positions = self._scannable.render(operations)
-            if len(positions) < len(operations):
-                refused = min(set(range(len(operations))) - set(positions))
-                raise InvalidArgument(
-                    f"{self.request.source_name} yields a record that the sink does not store: "
-                    f"{operations.collections[refused]} {operations.ids[refused]!r}"
-                )
-            ttls = operations.ttls
-            expires = None if ttls is None else [ttls[i] is not None for i in positions]
-            yield records, [b""] * len(records), expires, set(operations.collections)
+            yield self.renderer.of_named(operations, self.request.source_name)
 
     @contextlib.contextmanager
     def _content(self) -> Iterator[Content]:
@@ -181,12 +181,7 @@ class Comparison:
             yield content
 
     def _read_loads(self) -> None:
-        """Find the reader's first load and beginning; to be called after records were read, which may be of a load."""
-        with self.database.read() as work:
-            loaded = queries.exports.first_load_seq(work, self.reader.number) or 0
-            emptied = queries.acts.since(work, self.reader.id, KEPT, self.reader.number)
-        began = max((act["id"] for act in emptied), default=self.reader.number)
-        self.loads = replace(self.loads, of_reader=loaded, began=began)
+        self.loads = read_loads(self.database, self.reader, of_source=self.loads.of_source)
 
     def _pages(self, content: Content, ranges: Iterable[Range]) -> Iterator[Entries]:
         for part in ranges:
@@ -194,33 +189,12 @@ class Comparison:
                 if len(page):
                     yield page
 
-    def _records_of(self, page: Entries) -> _Records:
-        """Return the records that entries name, for each the key and whether it expires, and the collections.
-
-        Entries that the exporter or the sink refuses are noted in the spool.
-        """
-        exported = self.exporter.export(self.reader, page)
-        operations = exported.operations
-        if self.is_ranked and not self.copies:  # each key comes once
-            operations, _ = collapse(operations)
-        records, positions = self._scannable.render(operations)
-        entries, ttls = operations.entries, operations.ttls
-        keys = records.ids if self.copies else [page.keys[entries[i]] for i in positions]
-        expires = None if ttls is None else [ttls[i] is not None for i in positions]
-        refused = set(exported.failures)
-        if len(positions) < len(operations):
-            refused |= {entries[i] for i in set(range(len(operations))) - set(positions)}
-        if refused:
-            self._refuse(page, sorted(refused))
-        return records, keys, expires, set(operations.collections)
-
-    def _refuse(self, page: Entries, positions: Sequence[int]) -> None:
-        """Note entries that the exporter or the sink refuses, and the records that deletes of their keys would name."""
-        buckets, keys = [page.buckets[i] for i in positions], [page.keys[i] for i in positions]
-        deletes = Entries(buckets, keys, [page.seqs[i] for i in positions], [None] * len(positions))
-        records, _ = self._scannable.render(self.exporter.export(self.reader, deletes).operations)
-        ranks = [2 * seq + 1 for seq in deletes.seqs]
-        self.spool.add_refused(zip(deletes.keys, ranks, strict=True), records)
+    def _records_of(self, page: Entries) -> Rendered:
+        """Return the records that entries name. Those that are refused are noted in the spool."""
+        found = self.renderer.of_entries(page)
+        if found.refused is not None:
+            self.spool.add_refused(found.refused)
+        return found
 
     def _settle(self) -> None:
         """Check the candidates until each is decided, or the rounds are over."""
@@ -343,11 +317,12 @@ class Comparison:
         self.spool.forget_refused()
         with self._expected(self._ranges) as expected:
             self.cut = expected.cut
-            for records, keys, expires, _ in expected.pages():
-                self.spool.add_fresh(records, keys, expires)
+            for page in expected.pages():
+                self.spool.add_fresh(page.records, page.keys, page.expires)
             self.spool.refresh()
 
-    def _units(self) -> Sequence[Range]:
+    def units(self) -> Sequence[Range]:
+        """Return the units of the queue, in its current layout."""
         return self.queue.units()
 
     def _ranges(self) -> Sequence[Range]:
@@ -360,6 +335,22 @@ class Comparison:
     def _progress(self, step: Literal["source", "sink", "check"], records: int) -> None:
         if self.on_progress is not None:
             self.on_progress(VerifyProgress(step, records))
+
+
+Compare = Callable[[Comparison], int]
+"""Reads both sides of a comparison into its spool, and returns the number of records that may differ."""
+
+
+def read_loads(database: Database, reader: Queue, *, of_source: int) -> Loads:
+    """Find a reader's first load and beginning; to be called after records were read, which may be of a load.
+
+    :param of_source: sequence of the entries of the source's own first load; 0 if there was none.
+    """
+    with database.read() as work:
+        loaded = queries.exports.first_load_seq(work, reader.number) or 0
+        emptied = queries.acts.since(work, reader.id, KEPT, reader.number)
+    began = max((act["id"] for act in emptied), default=reader.number)
+    return Loads(of_reader=loaded, of_source=of_source, began=began)
 
 
 def _deletes(collection: str, ids: Sequence[bytes], seq: int) -> Operations:

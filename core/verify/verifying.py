@@ -25,7 +25,7 @@ from export_queue.core.sinks import FencedSink, ScannableSink, Sink, SinkSpec, o
 from export_queue.core.verify.repair import check_repairable, repair
 from export_queue.core.verify.report import VerifyReport
 from export_queue.core.verify.request import VerifyOptions, VerifyRequest
-from export_queue.core.verify.verification import Comparison, OnProgress
+from export_queue.core.verify.verification import Compare, Comparison, OnProgress
 
 
 def verify(
@@ -65,10 +65,14 @@ def verify_as_requested(
     request: VerifyRequest,
     *,
     on_progress: OnProgress | None = None,
+    compare: Compare = Comparison.read_sides,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> VerifyReport:
-    """Compare as a request says; see :func:`verify`."""
+    """Compare as a request says; see :func:`verify`.
+
+    :param compare: reads both sides; by default this process reads them.
+    """
     if on_progress is not None:
         on_progress = checked(on_progress, "on_progress")
     started_at = clock()
@@ -88,22 +92,18 @@ def verify_as_requested(
             return Comparison(database, reader, queue, opened, found, request, on_progress, sleep)
 
         with contextlib.closing(compared()) as comparison:
-            report = comparison.run(lambda: clock() - started_at)
+            report = comparison.run(compare, lambda: clock() - started_at)
             if not request.repair or not comparison.spool.repairable():
                 return report
             done = repair(comparison, store.id, clock=clock)
         with contextlib.closing(compared()) as comparison:
-            report = comparison.run(lambda: clock() - started_at)
+            report = comparison.run(compare, lambda: clock() - started_at)
         return replace(report, repaired=done.records, undeleted=done.undeleted)
 
 
 def _check(reader: Queue, sink: Sink | FencedSink, exporter: Exporter, request: VerifyRequest) -> None:
     """Refuse a sink or an exporter that the drains of a reader do not use, or a sink that cannot be read back."""
-    if reader.sink is not None and reader.sink != request.sink_name:
-        raise SinkBindingError(
-            f"queue {reader.id!r} drains into sink {reader.sink!r}, found a comparison with {request.sink_name!r}",
-            hint="name the queue or subscription that drains into this sink, or give the sink's name (sink_name=)",
-        )
+    check_bound(reader, request.sink_name)
     check_binding(reader, binding_with(sink, exporter.identity))
     if not isinstance(sink, ScannableSink):
         raise SinkConfigurationError(
@@ -112,3 +112,15 @@ def _check(reader: Queue, sink: Sink | FencedSink, exporter: Exporter, request: 
         )
     if request.repair:
         check_repairable(sink, request.sink_name)
+
+
+def check_bound(reader: Queue, sink_name: str) -> None:
+    """Check that a reader drains into a sink of this name, if it drains already.
+
+    :raises SinkBindingError: it drains into another one.
+    """
+    if reader.sink is not None and reader.sink != sink_name:
+        raise SinkBindingError(
+            f"queue {reader.id!r} drains into sink {reader.sink!r}, found a comparison with {sink_name!r}",
+            hint="name the queue or subscription that drains into this sink, or give the sink's name (sink_name=)",
+        )

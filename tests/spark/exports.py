@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import export_queue.core
-from export_queue import Entry, Put
+from export_queue import Delete, Entry, Put
 
 
 def with_origin(entry: Entry) -> Iterator[Put]:
@@ -13,6 +13,14 @@ def with_origin(entry: Entry) -> Iterator[Put]:
     if entry.value == "poison":
         raise ValueError("refused by the exporter")
     yield Put(entry.queue, entry.key, {"value": entry.value, "library": export_queue.core.__file__})
+
+
+def by_parity(entry: Entry) -> Iterator[Put | Delete]:
+    """Export odd and even keys to collections of their own."""
+    if entry.key == "bad":
+        raise ValueError("refused by the exporter")
+    collection = "odd" if int(entry.key[1:]) % 2 else "even"
+    yield Delete(collection, entry.key) if entry.value is None else Put(collection, entry.key, entry.value)
 
 
 class Pairs:

@@ -26,7 +26,8 @@ NAMES = """
     ScannableSink SearchableSink Sink SinkSpec SqlSink State Store StoredRecords StoreSpec Submitter SweepableSink
     Transaction
     TransactionContext WaitingRows __version__ apply_batch
-    Content FirstLoadReport FunctionSource Rebuild Source SqlSource TableSource VerifyReport verify
+    Content FirstLoadReport FunctionSource Rebuild Source SqlSource TableSource VerifyJob VerifyReport verify
+    verify_job
     bucket bucket_column check_owner compact_job drain drain_job follow raise_floor readmit refuse_seqs
     register_data_source register_store stale_rank write_transactional
 
