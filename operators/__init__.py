@@ -9,6 +9,7 @@ from export_queue.operators.replay import ExportQueueReplayOperator
 from export_queue.operators.spark_compact import ExportQueueSparkCompactOperator
 from export_queue.operators.spark_drain import ExportQueueSparkDrainOperator
 from export_queue.operators.spark_load import ExportQueueSparkLoadOperator
+from export_queue.operators.spark_verify import ExportQueueSparkVerifyOperator
 from export_queue.operators.verify import ExportQueueVerifyOperator
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "ExportQueueSparkCompactOperator",
     "ExportQueueSparkDrainOperator",
     "ExportQueueSparkLoadOperator",
+    "ExportQueueSparkVerifyOperator",
     "ExportQueueVerifyOperator",
 ]

@@ -52,6 +52,7 @@ def get_provider_info() -> dict[str, Any]:
                     "spark_compact",
                     "spark_drain",
                     "spark_load",
+                    "spark_verify",
                     "verify",
                 ),
             }

@@ -8,7 +8,13 @@ from export_queue.core.spark.load_job import LoadArguments, check_load, describe
 from export_queue.core.spark.masters import check_answers, check_master, is_local, refuse_remote_sqlite
 from export_queue.core.spark.problems import kept_problem
 from export_queue.core.spark.submitter import Submitter
-from export_queue.core.spark.verify_job import VerifyArguments, VerifyJob, compare_by_tasks, verify_job
+from export_queue.core.spark.verify_job import (
+    VerifyArguments,
+    VerifyJob,
+    compare_by_tasks,
+    describe_verify,
+    verify_job,
+)
 from export_queue.core.spark.write import LoadReport, register_data_source, write_transactional
 
 __all__ = [
@@ -30,6 +36,7 @@ __all__ = [
     "compare_by_tasks",
     "describe_drain",
     "describe_load",
+    "describe_verify",
     "drain_job",
     "is_local",
     "kept_problem",

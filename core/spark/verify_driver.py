@@ -1,4 +1,4 @@
-"""The driver of a verify: it lets Spark's tasks read both sides, judges what differs, repairs, and stores the report."""
+"""The driver of a verify: its tasks read both sides, it judges what differs, repairs, and stores the report."""
 
 from __future__ import annotations
 

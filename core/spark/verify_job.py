@@ -106,7 +106,13 @@ def verify_job(
         report_key=name,
         problem_key=f"{name}/problem",
     )
-    return describe(VerifyJob, arguments, master=master, report_key=name, problem_key=f"{name}/problem")
+    return describe_verify(arguments, master)
+
+
+def describe_verify(arguments: VerifyArguments, master: str | None = None) -> VerifyJob:
+    """Describe the job of a verify's arguments; see :func:`verify_job`."""
+    problem_key = arguments.problem_key or ""
+    return describe(VerifyJob, arguments, master=master, report_key=arguments.report_key, problem_key=problem_key)
 
 
 def compare_by_tasks(context: SparkContext, store: StoreSpec, sink: SinkSpec) -> SparkSides:

@@ -30,9 +30,9 @@ class Page:
         """Return the page as bytes, which another process reads with :meth:`unpacked`."""
         rows = self.rows
         is_key = rows.keys is rows.ids
-        columns: list[Any] = [rows.targets, rows.ids, rows.ranks, rows.digests]
+        columns: list[Any] = [self.side, self.names, is_key, rows.targets, rows.ids, rows.ranks, rows.digests]
         columns += [None if is_key else rows.keys, rows.expires]
-        return marshal.dumps((self.side, self.names, is_key, *columns), 2)
+        return marshal.dumps(tuple(columns), 2)
 
     @classmethod
     def unpacked(cls, content: bytes) -> Self:

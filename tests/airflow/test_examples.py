@@ -180,6 +180,27 @@ def test_compact_on_spark(orders: Any, run_dag: Any, spark_connection: None) -> 
     assert run_dag(example("compact_on_spark", "compact_on_spark")).result("compact")["inputs"] == 0
 
 
+@pytest.mark.full("a submission of Spark; recount_and_publish has one")
+def test_verify_on_spark(store_path: Path, run_dag: Any, connect: Any, spark_connection: None, tmp_path: Path) -> None:
+    from export_queue import SinkSpec, Store, drain
+
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+    with Store.open(f"sqlite:///{store_path}") as store:
+        store.create()
+        store.configure_queue("products", state=True)
+        store.run(lambda tx: tx.queue("products").add_many((str(n), {"n": n}) for n in range(20)))
+        drain(
+            store, "products", SinkSpec("sql", {"url": f"sqlite:///{tmp_path / 'reports.db'}"}, name="reports_default")
+        )
+    reports = sqlite3.connect(tmp_path / "reports.db", isolation_level=None)
+    reports.execute("UPDATE products SET document = '{}' WHERE id IN ('3', '7')")
+    run = run_dag(example("verify_on_spark", "verify_on_spark"))
+    assert run.state == "success", run.errors
+    assert (run.result("verify")["repaired"], run.result("verify")["differences"]) == (2, 0)
+    rows = reports.execute("SELECT id, document FROM products_live").fetchall()
+    assert {key: json.loads(document) for key, document in rows} == {str(n): {"n": n} for n in range(20)}
+
+
 def test_react_to_changes(store_path: Path, run_dag: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from export_queue import Store, polling
 
@@ -290,5 +311,6 @@ def test_all_examples_run_together_on_one_store(
         "react_to_changes",
         "rebuild_an_index",
         "replay_a_part",
+        "verify_on_spark",
         "wait_for_export",
     }

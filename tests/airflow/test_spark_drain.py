@@ -57,6 +57,7 @@ from export_queue.operators import (
     ExportQueueSparkCompactOperator,
     ExportQueueSparkDrainOperator,
     ExportQueueSparkLoadOperator,
+    ExportQueueSparkVerifyOperator,
     submissions,
 )
 from export_queue.operators.spark_home import SparkNotFound, find_java, find_spark
@@ -335,6 +336,7 @@ def test_a_password_in_the_place_of_a_reference_is_refused_and_not_shown(argumen
         (ExportQueueSparkDrainOperator, {"sink_conn_id": "copies"}),
         (ExportQueueSparkLoadOperator, {"frame": "m:f"}),
         (ExportQueueSparkCompactOperator, {}),
+        (ExportQueueSparkVerifyOperator, {"sink_conn_id": "copies"}),
     ],
 )
 def test_the_argument_of_airflows_own_spark_operator_is_refused_with_the_name_of_ours(

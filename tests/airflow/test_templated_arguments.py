@@ -24,6 +24,7 @@ from export_queue.operators import (
     ExportQueueSparkCompactOperator,
     ExportQueueSparkDrainOperator,
     ExportQueueSparkLoadOperator,
+    ExportQueueSparkVerifyOperator,
     ExportQueueVerifyOperator,
 )
 from export_queue.sensors import ExportQueueDrainedSensor, ExportQueueNotificationSensor, ExportQueueSensor
@@ -58,6 +59,16 @@ COMPACT = STORE | {
     "least": (2, 8),
     "age_seconds": (60, 0),
 }
+VERIFY = (
+    STORE
+    | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}
+    | {
+        "source": ("module:orders", "state"),
+        "records": ("module:totals", None),
+        "max_deletes": (0.5, 0.2),
+        "collections": (["orders", "customers"], None),
+    }
+)
 EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
     ExportQueueConfigureOperator: STORE
     | {
@@ -110,14 +121,8 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
         "key_range": (["70", "80"], None),
         "source": ("module:orders", "state"),
     },
-    ExportQueueVerifyOperator: STORE
-    | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}
-    | {
-        "source": ("module:orders", "state"),
-        "records": ("module:totals", None),
-        "max_deletes": (0.5, 0.2),
-        "collections": (["orders", "customers"], None),
-    },
+    ExportQueueVerifyOperator: VERIFY,
+    ExportQueueSparkVerifyOperator: SPARK | VERIFY,
     ExportQueueRebuildOperator: STORE
     | {name: DRAIN[name] for name in ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter")}
     | {
