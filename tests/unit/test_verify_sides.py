@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from export_queue.core.sinks import StoredRecords
-from export_queue.core.verify import sides
+from export_queue.core.verify import shares, sides
 from export_queue.core.verify.spool import Spool
 
 Record = tuple[str, bytes, int, bytes | None]
@@ -101,3 +101,60 @@ def test_a_record_that_two_entries_name_is_expected_as_the_newer_says() -> None:
         ((one,),) = spool.pages()
     assert one.expected is not None
     assert (one.expected.rank, one.key) == (19, b"key19")
+
+
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("at_once", [1, 20, 50_000])
+def test_shares_have_together_the_differences_of_one_comparison(
+    copies: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shares, "AT_ONCE", at_once)
+    for seed in range(20):
+        expected, found = some_records(random.Random(seed))
+        with contextlib.closing(Spool()) as whole, contextlib.closing(Spool()) as joined:
+            for records, keys, expires in expected_pages(expected, copies=copies):
+                whole.add_expected(records, keys, expires)
+            for records in pages_of(found):
+                whole.add_found(records)
+            whole.compare(copies=copies)
+            for packed in in_shares(expected, found, copies=copies):
+                joined.take_candidates(packed)
+            found_so, wanted = described(joined), described(whole)
+        differ = differing(expected, found, is_ranked=True)
+        assert {one: found_so.get(one) for one in differ} == {one: wanted.get(one) for one in differ}, f"seed {seed}"
+        others = {one[:2] for one in found if found.count(one) > 1}  # scanned twice, they may be checked again
+        assert set(found_so) <= differ | others, f"seed {seed}"
+
+
+def pages_of(records: Sequence[Record]) -> Iterator[StoredRecords]:
+    for start in range(0, len(records), 7):
+        yield StoredRecords(*map(list, zip(*records[start : start + 7], strict=True)))  # type: ignore[arg-type]
+
+
+def expected_pages(
+    expected: Sequence[Record], *, copies: bool
+) -> Iterator[tuple[StoredRecords, Sequence[bytes], list[bool] | None]]:
+    """Make pages with keys, of which every other one has records with a time to live."""
+    for number, records in enumerate(pages_of(expected)):
+        keys = records.ids if copies else [b"key of " + one for one in records.ids]
+        yield records, keys, [True] * len(records) if number % 2 else None
+
+
+def in_shares(expected: Sequence[Record], found: Sequence[Record], *, copies: bool) -> Iterator[bytes]:
+    """Compare three shares one by one, as other processes would, and return what each passes on."""
+    divider = shares.Divider(0, 3)
+    divided = [one for page in expected_pages(expected, copies=copies) for one in divider.add(*page)]
+    divided += [*divider.rest(), *shares.divided(1, 3, pages_of(found))]
+    for share in range(3):
+        with contextlib.closing(Spool()) as spool:
+            for number, packed in divided:
+                if number == share:
+                    spool.add_page(shares.Page.unpacked(packed))
+            spool.compare(copies=copies)
+            yield from spool.packed_candidates()
+
+
+def described(spool: Spool) -> dict[tuple[str, bytes], tuple[object, ...]]:
+    """Return all candidates with what is expected of them."""
+    found = (one for rows in spool.pages() for one in rows)
+    return {(spool.target(one.target), one.id): (one.key, one.expected, one.expires) for one in found}
