@@ -95,7 +95,7 @@ def described(planter: Any, folder: Path, name: str = "sink") -> SinkSpec:
 
     if hasattr(planter, "engine"):
         url = planter.engine.url
-        options = {**planter.options, "url": url.set(password=None).render_as_string()}
+        options = {**planter.options, "url": url._replace(password=None).render_as_string()}
         return SinkSpec("sql", options, secrets=secrets(url.password), name=name)
     server = planter.server
     if hasattr(planter, "client"):
