@@ -25,9 +25,17 @@ PATIENCE = Retry(attempts=None, seconds=10, first_pause=0.05, longest_pause=0.25
 """How long to wait for commits in progress: repeatedly and briefly, because later commits queue up meanwhile."""
 
 
-def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PATIENCE) -> Queue:
+def subscribe(
+    database: Database,
+    queue_id: str,
+    name: str,
+    *,
+    also: Callable[[Work, Queue], None] | None = None,
+    retry: Retry = PATIENCE,
+) -> Queue:
     """Add a subscription, as :meth:`Store.subscribe` says.
 
+    :param also: called with the added subscription, in the SQL transaction that adds it; not called if it exists.
     :param retry: how long to wait for transactions that add to the queue.
     """
     queue = _find_parent(database, queue_id)
@@ -46,6 +54,8 @@ def subscribe(database: Database, queue_id: str, name: str, *, retry: Retry = PA
                 return False
             queries.queues.alter_queue(work, parent.number, fans_out=True, sink=None, binding=None)
         add_reader(work, parent, name, first_load="missing")
+        if also is not None:
+            also(work, find_queue(work, f"{queue_id}/{name}"))
         return True
 
     if not _change(database, queue, change, retry):

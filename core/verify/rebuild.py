@@ -33,6 +33,7 @@ from export_queue.core.errors import (
     InvalidArgument,
     LeaseLost,
     RebuildRefused,
+    RegistrationLost,
     SinkBindingError,
     SinkConfigurationError,
     UnknownQueue,
@@ -61,7 +62,7 @@ from export_queue.core.sinks import (
     opened_sink,
 )
 from export_queue.core.sources import STATE, begun_first_load, find_source, load_from
-from export_queue.core.store import Database, queries
+from export_queue.core.store import Database, Work, queries, removed_subscription
 from export_queue.core.verify.rebuild_record import OVER, Rebuild, Step, find_rebuild, next_name
 from export_queue.core.verify.verifying import verify
 
@@ -107,8 +108,7 @@ def start(store: StoreHandle, sink: SinkSpec, request: RebuildRequest, *, settle
             _check_new(database, record, new)
             _record(database, record)
         _continue(database, record)
-        new_reader = subscribe(database, reader.source, record.new_reader.partition("/")[2])
-        _bind(store, record, sink, new, new_reader)
+        new_reader = _subscribe(store, record, sink, new)
         missing = [one for one in record.pointers if old.pointed_at(one) is None]
         if missing:
             old.point({one: record.pointers[one] for one in missing})
@@ -116,8 +116,7 @@ def start(store: StoreHandle, sink: SinkSpec, request: RebuildRequest, *, settle
             if new.pointed_at(pointer) is None:
                 raise SinkConfigurationError(f"{new} lacks the pointer {pointer!r}, which was made in {old}")
     if new_reader.first_load == "missing":
-        with begun_first_load(database, new_reader.id, settle_timeout=settle_timeout) as (opened, reader):
-            load_from(opened, reader, record.source)
+        _load(database, record, settle_timeout)
     return _move(database, record, "following", before={"filling", "following"}, step=uuid.uuid4().hex)
 
 
@@ -300,20 +299,47 @@ def _continue(database: Database, record: Rebuild) -> None:
         )
 
 
-def _bind(store: StoreHandle, record: Rebuild, sink: SinkSpec, new: PointingSink, reader: Queue) -> None:
-    """Bind the new reader before any drain does: one without these options would write into the old target."""
-    if reader.binding is not None:
-        return
-    request = DrainRequest(queue_id=reader.id, sink_name=sink.name)
-    fence = admit(
-        store.database,
-        lambda number: ask_sink(cast(Sink, new), request, queue_id=reader.id, store_id=store.id, fence=number, shown=0),
-    )
-    with store.database.begin() as work:
-        queries.readers.hold(work, reader.number)
+def _subscribe(store: StoreHandle, record: Rebuild, sink: SinkSpec, new: PointingSink) -> Queue:
+    """Add the new reader, bound to the new target at once: a drain of an unbound reader would bind it to the old one.
+
+    :raises SinkBindingError: somebody else has added the subscription, or changed its binding.
+    """
+    database, (queue_id, _, name) = store.database, record.new_reader.partition("/")
+    request, binding = DrainRequest(queue_id=record.new_reader, sink_name=sink.name), json.dumps(record.binding)
+
+    def show(fence: int) -> None:
+        ask_sink(cast(Sink, new), request, queue_id=record.new_reader, store_id=store.id, fence=fence, shown=0)
+
+    with database.read() as work:
+        is_known = queries.queues.queue_row(work, record.new_reader) is not None
+    fence = None if is_known else admit(database, show)  # a known reader's sink may have lost data: its drains find out
+
+    def bind(work: Work, reader: Queue) -> None:
+        if fence is None:
+            raise removed_subscription(f"subscription {reader.id!r}")
         bind_sink(work, reader, sink.name)
         queries.queues.note_fence(work, reader.number, sink.name, fence)
-        queries.queues.alter_queue(work, reader.number, binding=json.dumps(record.binding))
+        queries.queues.alter_queue(work, reader.number, binding=binding)
+
+    reader = subscribe(database, queue_id, name, also=bind)
+    if reader.binding != binding:
+        raise SinkBindingError(
+            f"subscription {reader.id!r}: expected the binding of the rebuild, {binding}, found {reader.binding}",
+            hint=f"unsubscribe {reader.id} and start the rebuild again, or cancel it: export-queue rebuild cancel "
+            f"{record.reader}",
+        )
+    return reader
+
+
+def _load(database: Database, record: Rebuild, settle_timeout: float) -> None:
+    """Make the first load of the new reader, unless another start makes it meanwhile."""
+    try:
+        with begun_first_load(database, record.new_reader, settle_timeout=settle_timeout) as (opened, reader):
+            load_from(opened, reader, record.source)
+    except (InvalidArgument, RegistrationLost):
+        with database.read() as work:
+            if find_reader(work, record.new_reader).first_load != "made":
+                raise
 
 
 def _spec_of(database: Database, reader: str, sink: SinkSpec) -> SinkSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from export_queue import (
     verify,
 )
 from export_queue.core.segments import compact, vacuum_segments
-from export_queue.core.sources import first_load
+from export_queue.core.sources import begun_first_load, first_load, load_from
 from export_queue.core.state import trim
 from export_queue.core.transactions import OpenTransaction
 
@@ -154,6 +155,19 @@ def test_a_load_from_a_source_replaces_one_that_was_killed(orders: Store) -> Non
     orders.first_load("orders/search", source="state")
     with pytest.raises(RegistrationLost):
         killed.__exit__(None, None, None)
+    assert drained(orders, "orders/search", MemorySink()) == made.now
+
+
+def test_a_load_that_was_replaced_before_it_shares_files_is_refused_as_replaced(orders: Store) -> None:
+    made = Orders(orders)
+    both(made)
+    orders.subscribe("orders", "search")
+    newer = functools.cache(lambda: orders.first_load("orders/search", source="state"))
+    with (
+        pytest.raises(RegistrationLost),
+        begun_first_load(orders.database, "orders/search") as (opened, subscription),
+    ):
+        load_from(opened, subscription, "state", lambda _: newer())
     assert drained(orders, "orders/search", MemorySink()) == made.now
 
 

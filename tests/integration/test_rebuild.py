@@ -39,6 +39,7 @@ from export_queue import (
 )
 from export_queue.core.locks import claim, release
 from export_queue.core.store import Database
+from export_queue.core.verify import rebuild as rebuilding
 
 pytestmark = pytest.mark.timeout(240)
 KEYS = [f"k{n}" for n in range(40)]
@@ -446,6 +447,78 @@ def test_a_drain_without_options_writes_into_the_new_target_from_the_start(store
 
 
 @ONE_STORE
+def test_drains_as_soon_as_the_new_reader_exists_leave_it_bound_to_the_new_target(
+    store: Store, copies: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = set_up(store, copies)
+    left, is_draining = 3, False
+
+    def drained_before(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Database, **named: Any) -> Any:
+            nonlocal left, is_draining
+            if left and not is_draining:
+                is_draining = True
+                if "orders/main-2" in [one.id for one in store.subscriptions("orders")]:
+                    left -= 1
+                    writer.write()
+                    drain(store, "orders/main-2", copies.sink)
+                is_draining = False
+            return original(self, **named)
+
+        return run
+
+    with monkeypatch.context() as patch:
+        for step in ("begin", "read"):
+            patch.setattr(Database, step, drained_before(getattr(Database, step)))
+        start(store, copies)
+    drain(store, "orders/main-2", copies.sink)
+    assert verify(store, "orders/main-2", copies.sink).differences == 0
+    store.rebuilds.switch("orders/main", copies.sink)
+    writer.write()
+    drain(store, "orders/main-2", copies.sink)
+    assert copies.read() == writer.latest()
+    with contextlib.closing(copies.sink.bound_to({}).open()) as sink:
+        assert sink.pointed_at("orders_now") == "orders-2"
+
+
+@ONE_STORE
+def test_a_start_refuses_a_new_reader_that_somebody_else_has_added(
+    store: Store, copies: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up(store, copies)
+    record = rebuilding._record
+
+    def subscribed_meanwhile(*arguments: Any) -> None:
+        record(*arguments)
+        store.subscribe("orders", "main-2")
+
+    monkeypatch.setattr(rebuilding, "_record", subscribed_meanwhile)
+    with pytest.raises(SinkBindingError, match="'orders/main-2': expected the binding of the rebuild") as refused:
+        start(store, copies)
+    assert "unsubscribe orders/main-2" in refused.value.hint
+    store.unsubscribe("orders", "main-2", discard=True)
+    assert start(store, copies).phase == "following"
+
+
+@pytest.mark.parametrize("step", ["begun_first_load", "load_from"])
+def test_a_start_whose_first_load_another_start_makes_succeeds(
+    store: Store, copies: Target, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    set_up(store, copies)
+    original = getattr(rebuilding, step)
+
+    def overtaken(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(rebuilding, step, original)
+        start(store, copies)
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(rebuilding, step, overtaken)
+    assert start(store, copies).phase == "following"
+    drain(store, "orders/main-2", copies.sink)
+    store.rebuilds.switch("orders/main", copies.sink)
+
+
+@ONE_STORE
 def test_the_next_rebuild_starts_where_the_last_one_has_ended(store: Store, copies: Target) -> None:
     writer = set_up(store, copies)
     start(store, copies)
@@ -537,6 +610,9 @@ def kill_and_repeat(store: Store, open_store: Callable[[], Store], url: str, ste
         process.join(60)
         assert process.exitcode in (0, -signal.SIGKILL)
         store.run(lambda tx: tx.queue(target.queue).add("k4", {"n": 4}))
+        if step == "start":  # the leases of other steps would be waited for
+            for reader in store.subscriptions(target.queue):
+                drain(store, reader.id, target.sink)
         assert take(store, target, step).phase == AFTER[step]
         new = step in ("switch", "finish")
         for reader in store.subscriptions(target.queue):
@@ -546,6 +622,8 @@ def kill_and_repeat(store: Store, open_store: Callable[[], Store], url: str, ste
         assert target.read() == {"k1": 3, "k3": 2, "k4": 4}
         with contextlib.closing(target.sink.bound_to({}).open()) as sink:
             assert sink.pointed_at(f"{target.queue}_now") == target.queue + ("-2" if new else "")
+        tables = {one.name: json.loads(one.binding or "")["table"] for one in store.subscriptions(target.queue)}
+        assert tables.get("main-2", "$collection-2") == "$collection-2"
         return process.exitcode != 0
 
 

@@ -207,6 +207,9 @@ declare
   load bigint;
 begin
   select a.load into load from {s}.xq_active a where a.id = tx;
+  if not found then  -- without its row, a first load would be refused as one that adds to a subscription
+    raise exception using errcode = 'XQ002', message = 'transaction has ended';
+  end if;
   if cardinality(queues) > 0 then
     perform {s}.xq_hold_readers_v1({s}.xq_queues_to_hold_v1(queues, load));
   end if;
