@@ -159,8 +159,7 @@ def replay(
         )
     selection = Selection.of(queue, keys=keys, prefix=prefix, key_range=key_range, all_keys=all_keys)
     run = Replay(database, queue, find_source(source), selection, settle_timeout)
-    for part in selection.ranges(queue):
-        run.replay(part)
+    run.replay_all()
     missing = sorted(selection.keys - run.known) if selection.keys is not None else []
     return ReplayReport(
         queue=queue.id,
@@ -188,6 +187,14 @@ class Replay:
     known: set[bytes] = field(default_factory=set)
     """The named keys that the source has."""
 
+    def replay_all(self) -> None:
+        """Replay the selected keys; once more if the queue's buckets were altered, since each part has some buckets."""
+        layout = None
+        while layout != self.queue.layout:
+            layout = self.queue.layout
+            for part in self.selection.ranges(self.queue):
+                self.replay(part)
+
     def replay(self, within: Range) -> None:
         """Replay the selected keys of some buckets, in transactions of bounded size."""
         first: int | None = within.first
@@ -208,9 +215,9 @@ class Replay:
         try:
             retry = Retry(attempts=None, seconds=self.settle_timeout, first_pause=0.02)
             opened.settled_below(retry, load=self.queue.number, mirrors=mirrors)
-            with self.database.read() as work:
-                self.queue = find_queue(work, self.queue.id)
+            self._read_queue()
             with self.source.open(self.database, self.queue) as content:
+                self._read_queue()  # afterwards: if its buckets are the same, the content has the same
                 if content.is_ranked and content.cut < opened.id - 1:
                     raise TransactionsInProgress(
                         f"replay of queue {self.queue.id!r}: expected what was committed below {opened.id}, found a "
@@ -230,6 +237,10 @@ class Replay:
         self.deleted += part.deleted
         self.known |= part.known
         return following
+
+    def _read_queue(self) -> None:
+        with self.database.read() as work:
+            self.queue = find_queue(work, self.queue.id)
 
     def _may_write_files(self) -> bool:
         return self.database.segments is not None and not self.queue.exclusive

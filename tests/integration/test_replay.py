@@ -98,6 +98,32 @@ def test_keys_are_chosen(orders: Store, options: dict[str, Any], keys: set[str])
         assert "not in the source: 'x'" in report.line()
 
 
+@pytest.mark.parametrize("buckets", [3, 64])
+@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("options", [{"all_keys": True}, {"keys": [f"r{n:02}" for n in range(35)]}])
+def test_nothing_is_left_out_if_the_buckets_are_altered_meanwhile(
+    orders: Store, small_parts: None, monkeypatch: pytest.MonkeyPatch, buckets: int, at: int, options: dict[str, Any]
+) -> None:
+    fill(orders)
+    sink = MemorySink()
+    drained(orders, "one", sink)
+    original, parts = module.Replay._replay_part, 0
+
+    def altered(*arguments: Any) -> int | None:
+        nonlocal parts
+        parts += 1
+        if parts == at:
+            orders.alter_queue("orders", buckets=buckets, buckets_per_range=1, guard="seq")
+        return original(*arguments)
+
+    monkeypatch.setattr(module.Replay, "_replay_part", altered)
+    report = orders.replay("orders", **options)
+    assert report.absent == 0
+    pending = {one.position.key.decode() for one in orders.peek("orders/one", limit=1000)}
+    assert pending == {f"r{n:02}" for n in range(35)}
+    assert len(drained(orders, "one", sink)) == 35
+
+
 def test_an_older_transaction_is_waited_for_and_then_wins(orders: Store) -> None:
     fill(orders)
     older = orders.begin()
