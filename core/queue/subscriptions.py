@@ -16,7 +16,7 @@ from export_queue.core.queue.marks import make_good, record_promise
 from export_queue.core.queue.queue import Queue
 from export_queue.core.queue.stored_queues import add_reader, find_queue, readers_of, unknown_subscription
 from export_queue.core.retry import Retry
-from export_queue.core.store import Database, Reading, Work, queries
+from export_queue.core.store import Database, Reading, Work, queries, removed_subscription
 from export_queue.core.tables import check_name
 
 Changed = TypeVar("Changed")
@@ -70,23 +70,36 @@ def subscribe(
 
 
 def unsubscribe(
-    database: Database, queue_id: str, name: str, *, discard: bool = False, who: str = "", retry: Retry = PATIENCE
+    database: Database,
+    queue_id: str,
+    name: str,
+    *,
+    number: int | None = None,
+    discard: bool = False,
+    who: str = "",
+    retry: Retry = PATIENCE,
 ) -> Discarded | None:
     """Remove a subscription, as :meth:`Store.unsubscribe` says; clean-up deletes its rows.
 
+    :param number: number of the subscription; by default that of the one that has the name when the call begins.
     :param who: name for the audit; needed with ``discard``.
     :param retry: how long to wait for transactions that add to the queue.
+    :raises UnknownQueue: it was removed meanwhile, even if a new one has its name.
     """
     queue = _find_parent(database, queue_id)
 
     with database.read() as work:
         doomed = _removable(work, queue, name)
+    if number is not None and doomed.number != number:
+        raise removed_subscription(f"subscription {doomed.id!r}")
     act = _begin_discard(database, doomed, who) if discard else None
     discarded: Discarded | None = None
 
     def change(work: Work) -> bool:
         nonlocal discarded
         reader = _removable(work, queue, name)
+        if reader.number != doomed.number:
+            raise removed_subscription(f"subscription {doomed.id!r}")
         # In the order of claims. From here on no drain adds dead letters, and those just added are visible.
         queries.readers.hold(work, reader.number)
         queries.locks.hold_all(work, reader.number)

@@ -472,7 +472,11 @@ def _remove(
         return record
     run = uuid.uuid4().hex
     _move(database, record, via, before={*before, via}, step=run)
-    queue_id, _, name = reader.partition("/")
-    with contextlib.suppress(UnknownQueue):  # an earlier run has removed it
-        unsubscribe(database, queue_id, name, discard=True, who=who)
+    with database.read() as work:
+        row = queries.queues.queue_row(work, reader)
+    _move(database, record, via, before={via}, step=run, of_step=True)  # so the row is not of a later rebuild
+    if row is not None:
+        queue_id, _, name = reader.partition("/")
+        with contextlib.suppress(UnknownQueue):  # another run has removed it
+            unsubscribe(database, queue_id, name, number=row["number"], discard=True, who=who)
     return _move(database, record, after, before={via}, step=run, of_step=True)

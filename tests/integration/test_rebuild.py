@@ -25,6 +25,7 @@ from export_queue import (
     Entry,
     ExportQueueError,
     InvalidArgument,
+    LeaseLost,
     LockNotAvailable,
     Owner,
     Put,
@@ -516,6 +517,27 @@ def test_a_start_whose_first_load_another_start_makes_succeeds(
     assert start(store, copies).phase == "following"
     drain(store, "orders/main-2", copies.sink)
     store.rebuilds.switch("orders/main", copies.sink)
+
+
+@ONE_STORE
+def test_a_cancel_that_another_one_overtakes_leaves_the_next_rebuild_alone(
+    store: Store, copies: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up(store, copies)
+    start(store, copies)
+    unsubscribe = rebuilding.unsubscribe
+
+    def overtaken(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(rebuilding, "unsubscribe", unsubscribe)
+        store.rebuilds.cancel(copies.main)
+        assert start(store, copies, new_options={"table": "$collection-3"}).new_reader == "orders/main-2"
+        return unsubscribe(*arguments, **named)
+
+    monkeypatch.setattr(rebuilding, "unsubscribe", overtaken)
+    with pytest.raises(LeaseLost):
+        store.rebuilds.cancel(copies.main)
+    drain(store, "orders/main-2", copies.sink)
+    assert store.rebuilds.switch(copies.main, copies.sink).phase == "switched"
 
 
 @ONE_STORE

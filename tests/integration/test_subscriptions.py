@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import orjson
@@ -900,6 +901,25 @@ def test_a_drain_whose_subscription_is_replaced_before_it_is_bound_binds_no_name
     with pytest.raises(UnknownQueue, match="'airports/search' was removed"):
         drain(airports, "airports/search", Replacing(), sink_name="index")
     assert airports.queue("airports/search").sink == bound
+
+
+def test_an_unsubscription_that_another_one_overtakes_leaves_the_next_subscription_alone(
+    airports: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_module("export_queue.core.queue.subscriptions")
+    change = module._change
+
+    def overtaken(*arguments: Any) -> bool:
+        monkeypatch.setattr(module, "_change", change)
+        airports.unsubscribe("airports", "reports")
+        airports.subscribe("airports", "reports")
+        return bool(change(*arguments))
+
+    airports.subscribe("airports", "reports")
+    monkeypatch.setattr(module, "_change", overtaken)
+    with pytest.raises(UnknownQueue, match="'airports/reports' was removed meanwhile"):
+        airports.unsubscribe("airports", "reports")
+    assert "airports/reports" in [one.id for one in airports.subscriptions("airports")]
 
 
 @pytest.mark.parametrize("flushed", [False, True])
