@@ -41,10 +41,12 @@ _EXAMPLE = {"conn_type": "export_queue", "host": "sqlite:////var/lib/exports.db"
 _SQL_EXAMPLE = {"conn_type": "postgres", "host": "db.example", "schema": "exports", "login": "exports", "password": "…"}
 
 
-def open_store(store: Described[StoreSpec]) -> Store:
+def open_store(store: Described[StoreSpec], *, client: str | None = None) -> Store:
     """Open a described store; the caller closes it.
 
     The password is passed directly, because a process such as the triggerer has several stores and one environment.
+
+    :param client: name of the process, by which its transactions are found.
     """
     from export_queue.core.client import Store
 
@@ -55,6 +57,7 @@ def open_store(store: Described[StoreSpec]) -> Store:
         schema=spec.schema,
         behind_pooler=spec.behind_pooler,
         segments=spec.segments,
+        client=client,
     )
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+STAGED_TASKS = "airflow_tasks"
+"""Table with the results of tasks that have written in a transaction that is not committed yet."""
 
-def task_name(context: Mapping[str, Any]) -> str:
+
+def task_name(context: Mapping[str, Any], task_id: str | None = None) -> str:
     """Return the name of a context's task: ``dag/run/task``, with ``/map index`` if it is mapped, without the try.
 
     It is the idempotency key of work that takes effect once, and the owner of leases that a retry takes over.
+
+    :param task_id: names a group instead of the task.
     """
     instance = context["ti"]
-    name = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}"
+    name = f"{instance.dag_id}/{instance.run_id}/{task_id or instance.task_id}"
     index = getattr(instance, "map_index", None)
     return name if index is None or index < 0 else f"{name}/{index}"
 

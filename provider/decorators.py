@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
-from export_queue.core.callables import check_runs, name_of
+from export_queue.core.arguments import mapping
+from export_queue.core.callables import check_runs, name_of, returned
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.retry import Retry
+from export_queue.core.transactions import as_json
 from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.once import TaskOnce, UnitOfWork
 from export_queue.hooks.rendered import Reader, RenderedTask, name_or
-from export_queue.hooks.tasks import task_name
+from export_queue.hooks.tasks import STAGED_TASKS, task_name
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
@@ -40,13 +43,25 @@ class ExportTransactionOperator(TaskOnce, RenderedTask, DecoratedOperator, Pytho
     :param op_args: its positional arguments. (templated)
     :param op_kwargs: its keyword arguments. (templated)
     :param export_queue_conn_id: connection of the store. (templated)
+    :param transaction: the long transaction in which the function writes, instead of one of its own: ``tx.handle`` of
+        :func:`export_queue.export_transaction`, or what ``store.begin`` returned. The task's work is in it once,
+        however often the task is retried. (templated)
     :param transaction_timeout: seconds after which the transaction can no longer commit. A function that itself takes
         longer fails the task at once.
     :param attempts: maximum number of runs of the function, each from its start, if its transaction has a conflict.
     """
 
-    readers: ClassVar[Mapping[str, Reader]] = {"export_queue_conn_id": name_or(ExportQueueHook.default_conn_name)}
-    template_fields: Collection[str] = ("templates_dict", "op_args", "op_kwargs", "export_queue_conn_id")  # type: ignore[assignment]
+    readers: ClassVar[Mapping[str, Reader]] = {
+        "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
+        "transaction": mapping,
+    }
+    template_fields: Collection[str] = (  # type: ignore[assignment]
+        "templates_dict",
+        "op_args",
+        "op_kwargs",
+        "export_queue_conn_id",
+        "transaction",
+    )
     custom_operator_name = "@task.export_transaction"
     ui_color = "#fef9e7"
 
@@ -57,6 +72,7 @@ class ExportTransactionOperator(TaskOnce, RenderedTask, DecoratedOperator, Pytho
         op_args: Collection[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+        transaction: Any = None,
         transaction_timeout: float = 30.0,
         attempts: int = 10,
         **kwargs: Any,
@@ -64,6 +80,7 @@ class ExportTransactionOperator(TaskOnce, RenderedTask, DecoratedOperator, Pytho
         arguments = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
         super().__init__(kwargs_to_upstream=arguments, **arguments, **kwargs)  # type: ignore[arg-type]
         self.export_queue_conn_id = export_queue_conn_id
+        self.transaction = transaction
         self.transaction_timeout = transaction_timeout
         self.attempts = attempts
 
@@ -78,6 +95,8 @@ class ExportTransactionOperator(TaskOnce, RenderedTask, DecoratedOperator, Pytho
 
     def execute_callable(self) -> Any:
         """Run the function in its transaction, unless an earlier try has committed it."""
+        if self.transaction is not None:
+            return self._execute_inside(self.transaction)
         function = self.python_callable.__wrapped__  # type: ignore[attr-defined]
         calls = 0
 
@@ -105,6 +124,22 @@ class ExportTransactionOperator(TaskOnce, RenderedTask, DecoratedOperator, Pytho
             )
         return result
 
+    def _execute_inside(self, transaction: dict[str, Any]) -> Any:
+        """Run the function in a transaction of several tasks, unless an earlier try's writes are in it."""
+        function = self.python_callable.__wrapped__  # type: ignore[attr-defined]
+        described = ExportQueueHook(self.export_queue_conn_id).describe()
+        name = self._idempotency_key
+        with terminal_errors_fail_at_once(), open_store(described) as store, store.resume(transaction) as tx:
+            notes = tx.table(STAGED_TASKS)
+            found = notes.get(name, "result")
+            if found is not None:
+                self.log.warning("An earlier try of %r has written already; returning its result", name)
+                return json.loads(found)
+            result = function(*self.op_args, **{**self.op_kwargs, PARAMETER: tx})
+            text = as_json(returned(result, f"function {name_of(function)}"), name)
+            notes.set(name, "result", text.encode())
+            return result
+
 
 def export_transaction_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
@@ -116,7 +151,8 @@ def export_transaction_task(
 
     :param python_callable: the function.
     :param multiple_outputs: whether a returned mapping becomes one XCom per key.
-    :param kwargs: ``export_queue_conn_id``, ``transaction_timeout``, ``attempts`` and arguments of every operator.
+    :param kwargs: ``export_queue_conn_id``, ``transaction``, ``transaction_timeout``, ``attempts`` and arguments of
+        every operator.
     """
     if python_callable is None:
         return functools.partial(export_transaction_task, multiple_outputs=multiple_outputs, **kwargs)  # type: ignore[return-value]

@@ -342,14 +342,20 @@ class Store:
         yield self._context(opened)
         opened.flush()
 
-    def commit(self, transaction: dict[str, Any]) -> int:
+    def commit(self, transaction: dict[str, Any], *, idempotency_key: str | None = None) -> int:
         """Commit a long transaction. Committing it again changes nothing.
 
+        :param transaction: the result of :meth:`begin` or ``tx.to_json()``.
+        :param idempotency_key: identifies the unit of work, with the transaction's id, as text, as its result (I14).
         :returns: the transaction's id.
         :raises ConflictError: another transaction has written a key of this one.
         :raises RegistrationLost: the transaction was aborted, or its time-out has passed.
+        :raises AlreadyCommitted: another transaction has committed under the idempotency key.
         """
-        committed = self._resumed(transaction).commit()
+        value = Transaction.from_json(transaction)
+        generation = 1 if idempotency_key is None else self.idempotency(idempotency_key).generation
+        opened = OpenTransaction.resume(self._checked, value, idempotency_key=idempotency_key, generation=generation)
+        committed = opened.commit(None if idempotency_key is None else str(value.id))
         assert committed is not None
         return committed
 

@@ -1,7 +1,7 @@
 """Snapshot isolation above the SQL database: values, buffers, the life of a transaction."""
 
 from export_queue.core.store import MAX_SHORT_SECONDS, Counters, Counts, Histogram, Snapshot
-from export_queue.core.transactions.idempotency import IdempotencyState, idempotency_state
+from export_queue.core.transactions.idempotency import IdempotencyState, as_json, idempotency_state
 from export_queue.core.transactions.invalid_ids import abort_by_id, expire, expire_if_due, prune
 from export_queue.core.transactions.outcomes import outcome
 from export_queue.core.transactions.participants import Participant
@@ -40,6 +40,7 @@ __all__ = [
     "State",
     "Transaction",
     "abort_by_id",
+    "as_json",
     "expire",
     "expire_if_due",
     "idempotency_state",

@@ -72,6 +72,16 @@ def test_local_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Pat
     run_local_drain(run_dag, connect, tmp_path)
 
 
+def test_one_transaction(orders: Any, run_dag: Any) -> None:
+    for n in (1, 2):
+        run = run_dag(example("one_transaction", "one_transaction"))
+        assert run.state == "success", run.errors
+        assert run.result("nightly.sum_up") == 14 * n
+    with orders.transaction() as tx:
+        assert [value for _, _, value in tx.table("sales").scan()] == [10, 10, 8]
+    assert sum(unit.entries for unit in orders.backlog("sales")) == 8
+
+
 def test_nightly_verify(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
     connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
     run = run_dag(example("nightly_verify", "nightly_verify"))
@@ -308,6 +318,7 @@ def test_all_examples_run_together_on_one_store(
         "mirror_a_dataframe",
         "mirror_a_query",
         "nightly_verify",
+        "one_transaction",
         "react_to_changes",
         "rebuild_an_index",
         "replay_a_part",

@@ -17,6 +17,7 @@ DAGS = (
     "mapped_drain",
     "local_drain",
     "nightly_verify",
+    "one_transaction",
     "react_to_changes",
     "rebuild_an_index",
     "replay_a_part",

@@ -5,11 +5,20 @@ from __future__ import annotations
 import pytest
 
 import export_queue
-from export_queue import ExportQueueNotificationTrigger, ExportQueueTrigger, assets, queue_asset, triggers
+from export_queue import (
+    ExportQueueNotificationTrigger,
+    ExportQueueTrigger,
+    assets,
+    export_transaction,
+    queue_asset,
+    transaction_group,
+    triggers,
+)
 
 
 def test_names_that_need_airflow_lead_to_something() -> None:
     assert queue_asset is assets.queue_asset
+    assert export_transaction is transaction_group.export_transaction
     assert ExportQueueTrigger is triggers.ExportQueueTrigger
     assert ExportQueueNotificationTrigger is triggers.ExportQueueNotificationTrigger
 

@@ -28,6 +28,11 @@ from export_queue.operators import (
     ExportQueueVerifyOperator,
 )
 from export_queue.sensors import ExportQueueDrainedSensor, ExportQueueNotificationSensor, ExportQueueSensor
+from export_queue.transaction_group import (
+    ExportTransactionAbortOperator,
+    ExportTransactionBeginOperator,
+    ExportTransactionCommitOperator,
+)
 
 REQUIRED = object()
 STORE = {"export_queue_conn_id": ("store", "export_queue_default")}
@@ -133,7 +138,10 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
         "source": ("module:orders", "state"),
         "collections": (["orders", "customers"], None),
     },
-    ExportTransactionOperator: STORE,
+    ExportTransactionOperator: STORE | {"transaction": ({"kind": "long", "queues": None}, None)},
+    ExportTransactionBeginOperator: STORE | {"queues": (["orders", "2024"], None)},
+    ExportTransactionCommitOperator: STORE,
+    ExportTransactionAbortOperator: STORE,
     ExportQueueSensor: STORE | {"queue_id": ("orders", REQUIRED), "ranges": ([[0, 101]], None), "groups": (4, None)},
     ExportQueueNotificationSensor: STORE
     | {"table": ("2024", ""), "column": ("name", ""), "queue_id": ("orders", ""), "limit": (7, 100)},
@@ -147,6 +155,8 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
     },
 }
 """Each argument's value, and what None stands for."""
+GROUP = (ExportTransactionBeginOperator, ExportTransactionCommitOperator, ExportTransactionAbortOperator)
+"""Tasks that a transaction's group adds by itself."""
 USERS = frozenset(("templates_dict", "op_args", "op_kwargs"))
 """Arguments of a function, which gets them as they were rendered."""
 
@@ -158,6 +168,8 @@ def make(kind: type[Any], name: str, template: Any, **arguments: Any) -> Any:
         others = {"table": "x", "column": "x"} if name in ("table", "column") else {"queue_id": "x"}
     if kind is ExportTransactionOperator:
         others = {"python_callable": print}
+    if kind in GROUP:
+        others = {"transaction_group": "g"}
     return kind(**{**others, "task_id": "it", name: template, **arguments})
 
 
@@ -180,7 +192,9 @@ def rendered(task: Any, name: str, context: dict[str, Any], dag: Any) -> Any:
 
 def test_every_task_and_every_templated_argument_is_here() -> None:
     tasks = {getattr(room, name) for room in (operators, sensors) for name in room.__all__}
-    assert tasks | {ExportTransactionOperator} == EXPECTED.keys(), "a new operator or sensor has its arguments here"
+    assert tasks | {ExportTransactionOperator, *GROUP} == EXPECTED.keys(), (
+        "a new operator or sensor has its arguments here"
+    )
     for kind, expected in EXPECTED.items():
         ours = {name for name in kind.template_fields if kind.readers.get(name) is not untouched}
         assert ours - USERS == expected.keys(), f"arguments of {kind.__name__}"
