@@ -128,7 +128,7 @@ if TYPE_CHECKING:
         verify_job,
         write_transactional,
     )
-    from export_queue.core.state import MirrorReport, State
+    from export_queue.core.state import MirrorReport, State, StateStatus
     from export_queue.core.store import Limits, Outcome, StoreSpec
     from export_queue.core.transactions import Level, Participant, Transaction
     from export_queue.core.verify import Rebuild, ReplayReport, VerifyReport, verify
@@ -240,6 +240,7 @@ __all__ = [
     "SqlSource",
     "State",
     "StateIncomplete",
+    "StateStatus",
     "Store",
     "StoreError",
     "StoreNotCreated",
@@ -298,7 +299,7 @@ _ROOMS = {
         "CompactJob DrainJob LoadReport Submitter VerifyJob bucket_column compact_job drain_job "
         "register_data_source verify_job write_transactional"
     ),
-    "state": "MirrorReport State",
+    "state": "MirrorReport State StateStatus",
     "store": "Limits Outcome StoreSpec",
     "retry": "Retry",
     "sources": "Content FirstLoadReport FunctionSource Source SqlSource TableSource",

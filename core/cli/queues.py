@@ -1,4 +1,4 @@
-"""``export-queue status``, ``configure``, ``alter``, ``subscribe`` …: queues, their options and their readers."""
+"""``export-queue configure``, ``alter``, ``subscribe`` …: queues, their options and their readers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from export_queue.core.cli.console import Result, seq_time
-from export_queue.core.cli.finished_drains import drain_row, problem_lines
+from export_queue.core.cli.console import Result
 from export_queue.core.cli.naming import search_current_folder
 from export_queue.core.cli.options import Complete, QueueId, Who, command, one_or_several
 from export_queue.core.client import Store
 from export_queue.core.progress_bar import ProgressBar
-from export_queue.core.queue import Mark, Queue
+from export_queue.core.queue import Queue
 from export_queue.core.sources import AnySource, SqlSource
 
 
@@ -28,73 +27,6 @@ def readers_of(store: Store, queue_id: str) -> list[Queue]:
 def hidden_reader(queue_id: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the reader's column if all rows belong to the requested queue itself, so that a table leaves it out."""
     return ("queue",) if all(row["queue"] == queue_id for row in rows) else ()
-
-
-@command()
-def status(store: Store) -> Result:
-    """Show every queue: the number of pending entries, the time of the oldest, its dead letters, sink and last drain.
-
-    A queue with subscriptions has one line for each of them, which says whether its first load is missing. After a
-    change of buckets, the line says how many entries are still pending in the previous buckets.
-
-    Marks say what a sink lacks because somebody accepted a loss, and what somebody promised. A queue with subscriptions
-    has its own line if one of them was removed with pending entries. Marks of the whole store, such as its adoption,
-    have a line without a queue.
-    """
-    rows: list[dict[str, Any]] = []
-    problems: list[str] = []
-    for queue in store.queues():
-        marks = store.marks(queue.id)
-        if queue.fans_out and not marks:
-            continue
-        units = [] if queue.fans_out else store.backlog(queue.id)
-        oldest = min((unit.oldest_seq for unit in units), default=None)
-        older = sum(unit.entries for unit in units if unit.range.layout != queue.layout) if queue.older else None
-        last = next(iter(store.finished_drains(queue.id, limit=1)), None)
-        if last is not None and last.report.problem is not None:
-            problems += [f"{queue.id}: drain {last.report.drain_id} stopped:", *problem_lines(last.report.problem)]
-        rows.append(
-            {
-                "queue": queue.id,
-                "sink": queue.sink,
-                "entries": sum(unit.entries for unit in units),
-                "bytes": sum(unit.bytes for unit in units),
-                "ranges": [unit.range.to_json() for unit in units],
-                "oldest": None if oldest is None else seq_time(oldest),
-                "dead": 0 if queue.fans_out else store.dead_letters.count(queue.id),
-                "last_drain": drain_row(last),
-                "first_load": queue.first_load,
-                "in_older_layouts": older,
-                "incomplete": _is_incomplete(marks),
-                "marks": marks,
-            }
-        )
-    if marks := store.marks():
-        nothing = dict.fromkeys(("queue", "sink", "oldest", "last_drain", "first_load", "in_older_layouts"))
-        counts = {"entries": 0, "bytes": 0, "ranges": [], "dead": 0}
-        rows.append({**nothing, **counts, "incomplete": _is_incomplete(marks), "marks": marks})
-    rare = ("first_load", "in_older_layouts", "incomplete", "marks")
-    return Result(
-        json=[row | {"marks": [mark.to_dict() for mark in row["marks"]]} for row in rows],
-        table=[
-            row | {"marks": "; ".join(map(Mark.line, row["marks"])), "last_drain": _outcome(row["last_drain"])}
-            for row in rows
-        ],
-        hide=("ranges", *(name for name in rare if not any(row[name] or row[name] == 0 for row in rows))),
-        lines=problems,
-    )
-
-
-def _outcome(drain: Mapping[str, Any] | None) -> str | None:
-    """Say in a cell when a drain ended and how."""
-    if drain is None:
-        return None
-    dead = f"{drain['dead']} dead" if drain["dead"] else "ok"
-    return f"{drain['finished']} {drain['stopped_by'] or dead}"
-
-
-def _is_incomplete(marks: list[Mark]) -> bool | None:
-    return any(mark.is_loss for mark in marks) or None
 
 
 @dataclass(frozen=True, kw_only=True)

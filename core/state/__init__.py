@@ -4,6 +4,7 @@ from export_queue.core.state.comparison import ColumnComparison
 from export_queue.core.state.mirror import MirrorWriter, begun_mirror, name_of_mirror, settled_content
 from export_queue.core.state.mirror_report import Found, MirrorOptions, MirrorReport, check_deletes
 from export_queue.core.state.state import State, read_state
+from export_queue.core.state.state_status import StateStatus
 from export_queue.core.state.trimming import trim
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "MirrorReport",
     "MirrorWriter",
     "State",
+    "StateStatus",
     "begun_mirror",
     "check_deletes",
     "name_of_mirror",

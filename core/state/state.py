@@ -12,6 +12,7 @@ from export_queue.core.queue import Queue, Range, find_queue, find_state
 from export_queue.core.sources import StateContent, encoded_prefix, require_complete
 from export_queue.core.state.mirror import MirrorWriter, add_difference, begun_mirror
 from export_queue.core.state.mirror_report import MirrorOptions, MirrorReport
+from export_queue.core.state.state_status import StateStatus, status_of
 from export_queue.core.store import Database, queries
 from export_queue.core.transactions import Snapshot, lowest_unfinished, take_snapshot
 
@@ -42,6 +43,10 @@ class State:
     def is_complete(self) -> bool:
         """Whether it has what was committed before it began: False until its first load is made."""
         return self._reader().first_load != "missing"
+
+    def status(self) -> StateStatus:
+        """Return whether it is complete, its history, and how much of it no compaction has merged yet."""
+        return status_of(self._database, self._reader())
 
     def get(self, key: Any, *, as_of: datetime | int | None = None) -> Any:
         """Return the value of a key; None if the key does not exist.

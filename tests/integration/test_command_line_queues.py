@@ -9,11 +9,13 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.support.command_line import run_cli
 from tests.support.contexts import context_of, opened_by
 
-from export_queue import MemorySink, Store, bucket, drain
+from export_queue import Candidates, MemorySink, Store, bucket, drain
+from export_queue.core.cli.console import seq_time
 from export_queue.core.transactions import OpenTransaction
 
 pytestmark = pytest.mark.one_store("what commands print is the same on each store")
@@ -145,6 +147,60 @@ def test_readers_of_a_queue_come_and_go(url: str) -> None:
     assert "1 entries" in run_cli("unsubscribe", "airports", "reports", url=url, status=1)
     left = json.loads(run_cli("unsubscribe", "airports", "reports", "--discard", "--json", url=url))
     assert left["subscriptions"] == ["airports/cache", "airports/search"]
+
+
+def test_the_status_shows_the_state_of_a_queue_next_to_its_readers(url: str, tmp_path: Path) -> None:
+    run_cli("configure", "airports", "--buckets", "2", "--subscription", "search", url=url)
+    assert [row["queue"] for row in json.loads(run_cli("status", "--json", url=url))] == ["airports/search"]
+    run_cli("alter", "airports", "--state", "--history", "7d", url=url)
+    with Store.open(url, segments=str(tmp_path)) as store:
+        with store.transaction() as tx:
+            tx.queue("airports").add_many([("BRS", {}), ("BSL", {})])
+            committed = tx.id
+        (state, search) = json.loads(run_cli("status", "--json", url=url))
+        assert (state["queue"], state["entries"], state["sink"]) == ("airports/@state", 0, None)
+        assert state["first_load"] == "missing"
+        assert state["state"] == {
+            "complete": False,
+            "history": 7 * 24 * 3600,
+            "rows": 2,
+            "oldest_row": seq_time(committed),
+            "files": 0,
+        }
+        assert (search["queue"], search["entries"], search["state"]) == ("airports/search", 2, None)
+        shown = run_cli("status", url=url)
+        assert 'export_queue_first_load_missing{queue="airports/@state"} 1' in store.metrics()
+        assert "airports/@state" in shown
+        assert "first load missing; history 7d; 2 rows, 0 files" in shown
+
+        store.first_load(store.state("airports").id, source=lambda: iter(()))
+        with store.transaction(long=True) as tx:
+            tx.queue("airports").add_batch(pa.table({"key": ["BRS", "ZRH"], "value": [{"n": 1}] * 2}))
+        found = store.state("airports").status()
+        assert (found.is_complete, found.rows, found.files > 0) == (True, 2, True)
+        store.compact("airports/@state", wanted=Candidates(least=2))
+        merged = store.state("airports").status()
+        assert merged.rows < 2
+        assert "complete; history 7d; " in run_cli("status", url=url)
+
+
+def test_a_state_in_former_buckets_and_staged_rows_are_told_apart(url: str) -> None:
+    run_cli("configure", "airports", "--buckets", "4", "--state", url=url)
+    with Store.open(url) as store:
+        store.run(lambda tx: tx.queue("airports").add_many([("BRS", {}), ("BSL", {})]))
+        run_cli("alter", "airports", "--buckets", "8", "--guard", "seq", url=url)
+        with store.transaction(long=True) as tx:
+            tx.queue("airports").add("GVA", {})
+            tx.flush()
+            found = store.state("airports").status()
+            assert (found.rows, found.in_older_layouts, found.oldest_row) == (
+                2,
+                2,
+                store.peek("airports")[0].position.seq,
+            )
+        assert store.state("airports").status().rows == 3
+    rows = {row["queue"]: row for row in json.loads(run_cli("status", "--json", url=url))}
+    assert rows["airports/@state"]["in_older_layouts"] == 2
 
 
 def test_entries_are_looked_at_and_values_shown_on_request_only(url: str) -> None:

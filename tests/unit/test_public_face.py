@@ -23,7 +23,8 @@ NAMES = """
     ElasticsearchSink Entry ErrorRow ErrorTable Fate FencedSink FirstLoad FloorRecord KeyStory Level Limits LoadReport
     Mark MemorySink MirrorReport Operations Outcome Owner Participant PointingSink Put QueuedEntry Range RedisSink
     Rejection RepairableSink ReplayReport Retry
-    ScannableSink SearchableSink Sink SinkSpec SqlSink State Store StoredRecords StoreSpec Submitter SweepableSink
+    ScannableSink SearchableSink Sink SinkSpec SqlSink State StateStatus Store StoredRecords StoreSpec Submitter
+    SweepableSink
     Transaction
     TransactionContext WaitingRows __version__ apply_batch
     Content FirstLoadReport FunctionSource Rebuild Source SqlSource TableSource VerifyJob VerifyReport verify

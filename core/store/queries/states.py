@@ -1,17 +1,66 @@
-"""SQL about the rows of states: readers that are never drained."""
+"""SQL about states: readers that are never drained."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import sqlalchemy as sa
 
-from export_queue.core.store.database import Work
+from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.portable import visible_ids
 from export_queue.core.store.schema import entry as e
+from export_queue.core.store.schema import segment as g
 from export_queue.core.store.schema import segment_reader as r
 from export_queue.core.store.snapshot import Snapshot
 
 _KEY = ("queue_number", "layout", "bucket", "key")
 _ROW = (*_KEY, "seq")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredInLayout:
+    """How many entries of a state a layout has."""
+
+    layout: int
+    rows: int
+    lowest_seq: int | None
+    """Of the rows."""
+    files: int
+    """Parts of files."""
+    entries_in_files: int
+
+
+def count_stored(work: Reading, state: int, snapshot: Snapshot) -> list[StoredInLayout]:
+    """Count by layout what a state has in rows that a snapshot sees, and in files.
+
+    It is one statement, so that rows which a compaction merges at the same time are counted once.
+    """
+    none: sa.ColumnElement[int] = sa.literal_column("0", sa.Integer)
+    in_rows = (
+        sa.select(
+            e.c.layout.label("layout"),
+            sa.func.count().label("rows"),
+            sa.func.min(e.c.seq).label("lowest"),
+            none.label("files"),
+            none.label("entries"),
+        )
+        .where(e.c.queue_number == state, visible_ids(work, e.c.seq, snapshot))
+        .group_by(e.c.layout)
+    )
+    of_segment = sa.and_(g.c.transaction_id == r.c.transaction_id, g.c.number == r.c.number)
+    in_files = (
+        sa.select(g.c.layout, none, sa.cast(sa.null(), sa.BigInteger), sa.func.count(), sa.func.sum(g.c.entries))
+        .select_from(r.join(g, of_segment))
+        .where(r.c.queue_number == state)
+        .group_by(g.c.layout)
+    )
+    both = sa.union_all(in_rows, in_files).subquery().c
+    summed = (sa.func.sum(both.rows), sa.func.min(both.lowest), sa.func.sum(both.files), sa.func.sum(both.entries))
+    statement = sa.select(both.layout, *summed).group_by(both.layout).order_by(both.layout)
+    return [
+        StoredInLayout(int(layout), int(rows), lowest, int(files), int(entries))
+        for layout, rows, lowest, files, entries in work.connection.execute(statement)
+    ]
 
 
 def delete_replaced(work: Work, state: int, settled: Snapshot, *, cut: int, limit: int) -> int:
