@@ -1,4 +1,7 @@
-"""Adds a whole DataFrame to a queue in one transaction, and drains it into Redis."""
+"""Adds a whole DataFrame to a queue in one transaction, and drains it into Redis.
+
+You need: the connections ``export_queue_default``, ``redis_default`` and ``spark_default``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Waits for entries, and drains them in groups of ranges, which Airflow shows and retries one by one."""
+"""Waits for entries, and drains them in groups of ranges, which Airflow shows and retries one by one.
+
+You need: the connections ``export_queue_default``, ``redis_default`` and ``spark_default``, and the queue of
+``set_up_orders``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Keeps a table equal to a Spark DataFrame, deletes included, and proves it."""
+"""Keeps a table equal to a Spark DataFrame, deletes included, and proves it.
+
+You need: the connections ``export_queue_default``, ``reports_default`` (a SQL database) and ``spark_default``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Creates the store if it does not exist, and the queue of the other examples. Running it again changes nothing."""
+"""Creates the store if it does not exist, and a queue of other examples. Running it again changes nothing.
+
+You need: the connection ``export_queue_default``.
+"""
 
 from __future__ import annotations
 
