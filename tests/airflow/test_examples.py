@@ -161,6 +161,26 @@ def test_replay_a_part(store_path: Path, run_dag: Any, connect: Any, tmp_path: P
     assert {key: json.loads(document) for key, document in rows} == {str(n): {"n": n} for n in range(20)}
 
 
+def test_add_a_reader(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
+    from export_queue import Store
+
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+    with Store.open(f"sqlite:///{store_path}") as store:
+        store.create()
+        store.configure_queue("products", state=True, subscriptions=["search"])
+        store.run(lambda tx: tx.queue("products").add_many((str(n), {"n": n}) for n in range(20)))
+        store.run(lambda tx: tx.queue("products").add("3", None))
+        for acknowledged in (20, 0):
+            run = run_dag(example("add_a_reader", "add_a_reader"))
+            assert run.state == "success", run.errors
+            assert run.result("drain")["acknowledged"] == acknowledged
+            assert run.result("verify")["differences"] == 0
+        assert store.queue("products/reports").first_load == "made"
+        assert sum(unit.entries for unit in store.backlog("products/search")) == 21
+    rows = sqlite3.connect(tmp_path / "reports.db").execute("SELECT id FROM products_live").fetchall()
+    assert {key for (key,) in rows} == {str(n) for n in range(20) if n != 3}
+
+
 def test_compact_and_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
     connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
     run = run_dag(example("compact_and_drain", "compact_and_drain"))
@@ -307,6 +327,7 @@ def test_all_examples_run_together_on_one_store(
         "__init__",
         "airports",  # runs in test_airports, with all of its stores
         "bulk_load",  # has a queue of its own
+        "add_a_reader",  # so has this one
         "compact_and_drain",  # so has this one
         "compact_on_spark",
         "exporters",

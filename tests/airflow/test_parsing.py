@@ -11,6 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 DAGS = (
+    "add_a_reader",
     "recount",
     "publish",
     "set_up_orders",
