@@ -15,8 +15,12 @@ from tests.support.waiting import wait_until
 
 from export_queue import (
     Candidates,
+    Delete,
+    Entry,
+    EntryRejected,
     InvalidArgument,
     MemorySink,
+    Put,
     RegistrationLost,
     StateIncomplete,
     Store,
@@ -232,6 +236,36 @@ def test_files_of_the_state_are_shared_and_sequences_stay(orders: Store) -> None
     checked = verify(orders, "orders/search", sink, sink_name="memory")
     assert checked.differences == 0, checked.lines()
     assert checked.compared >= len(made.now)
+
+
+@pytest.mark.parametrize("was_dead", [False, True])
+def test_an_entry_in_a_row_and_a_shared_file_is_counted_twice_and_delivered_once(orders: Store, was_dead: bool) -> None:
+    is_refused = was_dead
+
+    def exporter(entry: Entry) -> Iterator[Put | Delete]:
+        if is_refused:
+            raise EntryRejected("not now")
+        yield Delete("orders", entry.key) if entry.value is None else Put("orders", entry.key, entry.value)
+
+    made = Orders(orders)
+    some_files(made)
+    orders.subscribe("orders", "search")
+    made.add({f"y{n}": n for n in range(6)})  # rows of the reader, and of the state
+    sink = MemorySink()
+    if was_dead:
+        assert drain(orders, "orders/search", sink, sink_name="memory", exporter=exporter).dead == 6
+    compacted(orders, "orders/@state")
+    pending = orders.first_load("orders/search", source="state").shared
+    if was_dead:
+        assert orders.dead_letters.retry("orders/search") == 6
+        is_refused = False
+    counted = sum(unit.entries for unit in orders.backlog("orders/search"))
+    assert counted == pending + 6
+    assert f'queue_entries{{queue="orders/search"}} {counted}' in orders.metrics()
+    report = drain(orders, "orders/search", sink, sink_name="memory", exporter=exporter)
+    assert (report.read, report.acknowledged, report.dead, report.left) == (pending, pending, 0, 0)
+    assert orders.backlog("orders/search") == []
+    assert {key.decode(): int(document) for (_, key), document in sink.records().items()} == made.now
 
 
 @pytest.mark.parametrize("has_rows", [False, True])
