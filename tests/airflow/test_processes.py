@@ -1,0 +1,161 @@
+"""Example DAGs in Airflow's own processes: scheduler, API server, DAG processor, triggerer, a process for each task."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.airflow_processes import RUN_SECONDS, AirflowProcesses
+from tests.support.waiting import wait_until
+
+from export_queue import MemorySink, SinkSpec, Store, drain, follow
+
+EXAMPLES = Path(__file__).parents[2] / "dags_examples"
+DAGS = ("mirror_a_query", "one_transaction", "rebuild_an_index", "wait_for_export")
+
+pytestmark = [
+    pytest.mark.full("Airflow's four processes; test_examples runs the same DAGs in one process"),
+    pytest.mark.timeout(900),
+    pytest.mark.xdist_group("airflow_processes"),
+]
+
+
+class Site:
+    """A machine with Airflow, a store and the files of the databases that the examples use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store_url = f"sqlite:///{folder / 'store.db'}"
+        (folder / "dags").mkdir()
+        for name in DAGS:
+            # no runs but those of the tests, which would wait for others
+            program = re.sub(r'schedule="@\w+"', "schedule=None", (EXAMPLES / f"{name}.py").read_text())
+            (folder / "dags" / f"{name}.py").write_text(program)
+
+    def database(self, name: str) -> sqlite3.Connection:
+        return sqlite3.connect(self.folder / f"{name}.db", isolation_level=None, timeout=30)
+
+    def sink(self, name: str) -> SinkSpec:
+        return SinkSpec("sql", {"url": f"sqlite:///{self.folder / f'{name}.db'}"}, name=f"{name}_default")
+
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+        connections: dict[str, dict[str, Any]] = {
+            "export_queue": {"conn_type": "export_queue", "host": self.store_url},
+            **{
+                name: {"conn_type": "sqlite", "host": str(self.folder / f"{name}.db")}
+                for name in ("reports", "search", "warehouse")
+            },
+        }
+        home = self.folder / "airflow"
+        return {
+            **kept,
+            **{f"AIRFLOW_CONN_{name.upper()}_DEFAULT": json.dumps(value) for name, value in connections.items()},
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self.folder / "dags"),
+            "AIRFLOW__CORE__PARALLELISM": "2",
+            "AIRFLOW__API_AUTH__JWT_SECRET": "only-for-tests-" * 5,
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+        }
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return Site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def airflow(site: Site) -> Iterator[AirflowProcesses]:
+    environment = site.environment()
+    migrate = [Path(sys.executable).with_name("airflow"), "db", "migrate"]
+    subprocess.run(migrate, env=environment, check=True, capture_output=True, timeout=300)
+    with AirflowProcesses(site.folder, environment) as running:
+        yield running
+
+
+@pytest.fixture
+def store(site: Site) -> Iterator[Store]:
+    with Store.open(site.store_url) as store:
+        store.create()
+        yield store
+
+
+def test_a_sink_follows_a_query_and_then_an_index_is_rebuilt(
+    airflow: AirflowProcesses, site: Site, store: Store
+) -> None:
+    warehouse, reports, search = map(site.database, ("warehouse", "reports", "search"))
+    warehouse.execute("create table products (id integer, name text, price numeric)")
+    warehouse.executemany("insert into products values (?, ?, ?)", [(i, f"product {i}", i / 3) for i in range(20)])
+
+    def mirrored() -> dict[str, Any]:
+        run = airflow.trigger("mirror_a_query")
+        assert airflow.wait_for("mirror_a_query", run) == dict.fromkeys(
+            ("set_up", "mirror", "drain", "verify"), "success"
+        )
+        assert airflow.result("mirror_a_query", run, "verify")["differences"] == 0
+        rows = reports.execute("SELECT document FROM products_live").fetchall()
+        return {found["id"]: found["name"] for found in (json.loads(document) for (document,) in rows)}
+
+    everything = {i: f"product {i}" for i in range(20)}
+    assert mirrored() == everything
+    warehouse.execute("delete from products where id = 3")
+    warehouse.execute("update products set name = 'pear' where id = 7")
+    expected = {key: name for key, name in (everything | {7: "pear"}).items() if key != 3}
+    assert mirrored() == expected
+    airflow.ask("/dags/mirror_a_query", method="PATCH", body={"is_paused": True})
+
+    store.subscribe("products", "search")
+    store.first_load("products/search", source="state")
+    drain(store, "products/search", site.sink("search"))
+    new = {"table": "$collection-2", "columns": {"name": "text"}}
+    run = airflow.trigger("rebuild_an_index", new_options=new)
+    states = airflow.wait_for("rebuild_an_index", run)
+    assert states.pop("back") == "skipped"
+    assert set(states.values()) == {"success"}
+    assert [reader.id for reader in store.subscriptions("products")] == ["products/search-2"]
+    rows = search.execute("SELECT id, name FROM products_now").fetchall()
+    assert {int(key): name for key, name in rows} == expected
+
+
+def test_a_sensor_waits_on_the_triggerer_until_the_sink_has_the_change(airflow: AirflowProcesses, store: Store) -> None:
+    copy = MemorySink()
+    run = airflow.trigger("wait_for_export")
+    seen: set[str] = set()
+
+    def is_deferred() -> bool:
+        seen.add(airflow.states("wait_for_export", run).get("wait", ""))
+        return "deferred" in seen
+
+    wait_until(is_deferred, "the sensor does not wait on the triggerer", seconds=RUN_SECONDS, pause=0.2)
+    stopped = threading.Event()
+    drains = threading.Thread(
+        target=follow, args=(store, "prices", copy), kwargs={"sink_name": "copy", "stop": stopped.is_set}
+    )
+    drains.start()
+    try:
+        states = airflow.wait_for("wait_for_export", run)
+    finally:
+        stopped.set()
+        drains.join()
+    assert set(states.values()) == {"success"}
+    assert [json.loads(document) for document in copy.records().values()] == [{"cents": 250}]
+
+
+def test_one_transaction_spans_the_processes_of_its_tasks(airflow: AirflowProcesses, store: Store) -> None:
+    run = airflow.trigger("one_transaction")
+    states = airflow.wait_for("one_transaction", run)
+    assert "nightly.load[2]" in states
+    assert airflow.result("one_transaction", run, "nightly.sum_up") == 14
+    with store.transaction() as tx:
+        assert {row: value for row, _, value in tx.table("sales").scan()} == {"north": 5, "south": 5, "west": 4}
+    assert store.transactions_in_progress() == []

@@ -1,0 +1,174 @@
+"""Airflow's own processes on this machine: API server, scheduler with its local executor, DAG processor, triggerer.
+
+Everything listens on a free port of 127.0.0.1. It is stopped when the ``with`` block ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support.servers import HOST, free_port
+from tests.support.waiting import wait_until
+
+START_SECONDS = 180
+RUN_SECONDS = 300.0
+"""Seconds without any change of a run's tasks after which a test fails."""
+ENDED = {"success", "failed"}
+
+
+class AirflowProcesses:
+    """Four processes of Airflow.
+
+    :param folder: for their logs.
+    :param environment: their environment, with Airflow's settings and connections; its database exists.
+    """
+
+    # Not `airflow standalone`: its log servers listen on every address. `-s` leaves them out.
+    programs = (("api-server", "-w", "1"), ("scheduler", "-s"), ("dag-processor",), ("triggerer", "-s"))
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        port = free_port()
+        self.url = f"http://{HOST}:{port}"
+        self.folder = folder
+        self._environment = {
+            **environment,
+            "AIRFLOW__API__HOST": HOST,
+            "AIRFLOW__API__PORT": str(port),
+            "AIRFLOW__API__BASE_URL": self.url,
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+        }
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._token = ""
+
+    def __enter__(self) -> Self:
+        airflow = Path(sys.executable).with_name("airflow")
+        try:
+            for program in self.programs:
+                with self._log_of(program[0]).open("wb") as log:
+                    self._running.append(
+                        subprocess.Popen(
+                            [airflow, *program],
+                            env=self._environment,
+                            stdout=log,
+                            stderr=subprocess.STDOUT,
+                            start_new_session=True,
+                        )
+                    )
+            self._wait_until_it_answers()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether all processes are there."""
+        return all(process.poll() is None for process in self._running)
+
+    def ask(self, path: str, *, method: str = "GET", body: Any = None) -> Any:
+        """Call Airflow's public API, and return the answer.
+
+        :param path: below ``/api/v2``.
+        """
+        if not self._token:
+            with urllib.request.urlopen(f"{self.url}/auth/token", timeout=30) as answer:
+                self._token = json.load(answer)["access_token"]
+        request = urllib.request.Request(
+            f"{self.url}/api/v2{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def trigger(self, dag_id: str, **conf: Any) -> str:
+        """Start a run of a DAG once the DAG processor has found it, and return the id of the run."""
+        wait_until(
+            lambda: self._has(dag_id), f"the DAG processor has not found {dag_id}", seconds=RUN_SECONDS, pause=0.5
+        )
+        self.ask(f"/dags/{dag_id}", method="PATCH", body={"is_paused": False})
+        body = {"logical_date": None, "conf": conf}
+        return str(self.ask(f"/dags/{dag_id}/dagRuns", method="POST", body=body)["dag_run_id"])
+
+    def states(self, dag_id: str, run_id: str) -> dict[str, str]:
+        """Return the state of each task of a run; of a mapped one under ``task[index]``."""
+        found = self.ask(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
+        return {
+            one["task_id"] if one["map_index"] < 0 else f"{one['task_id']}[{one['map_index']}]": str(one["state"])
+            for one in found
+        }
+
+    def wait_for(self, dag_id: str, run_id: str) -> dict[str, str]:
+        """Wait until a run has ended, and return the states of its tasks.
+
+        :raises AssertionError: it has failed, or nothing changes; the log of the scheduler says more.
+        """
+
+        def state() -> str:
+            return str(self.ask(f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+        wait_until(
+            lambda: state() in ENDED,
+            f"the run of {dag_id} does not end",
+            seconds=RUN_SECONDS,
+            pause=0.5,
+            progress=lambda: self.states(dag_id, run_id),
+        )
+        states = self.states(dag_id, run_id)
+        assert state() == "success", states
+        return states
+
+    def result(self, dag_id: str, run_id: str, task_id: str) -> Any:
+        """Return what a task returned."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
+        found = self.ask(path)["value"]
+        return json.loads(found) if isinstance(found, str) else found
+
+    def _has(self, dag_id: str) -> bool:
+        try:
+            return bool(self.ask(f"/dags/{dag_id}"))
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return False
+
+    def _log_of(self, program: str) -> Path:
+        return self.folder / f"airflow-{program}.log"
+
+    def _wait_until_it_answers(self) -> None:
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end and self.is_running:
+            try:
+                with urllib.request.urlopen(f"{self.url}/api/v2/monitor/health", timeout=2):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.5)
+        raise TimeoutError(f"Airflow does not answer at {self.url}; see the logs in {self.folder}")
+
+    def _stop(self) -> None:
+        for process in self._running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self._running:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(15)
