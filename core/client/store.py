@@ -298,12 +298,9 @@ class Store:
             bound=bound,
             queues=self._known(queues),
         )
-        try:
+        with opened.abort_on_error():
             yield self._context(opened)
             opened.commit()
-        except BaseException as error:
-            opened.abort(error)
-            raise
 
     def begin(self, *, timeout: float | None = None, queues: Iterable[str] | None = None) -> dict[str, Any]:
         """Begin a long transaction that other processes continue and end.
@@ -409,10 +406,10 @@ class Store:
             runs += 1
             opened = OpenTransaction(self.database, timeout=timeout, idempotency_key=idempotency_key)
             try:
-                result = returned(function(self._context(opened)), f"function {name_of(function)}")
-                opened.commit(result)
+                with opened.abort_on_error():
+                    result = returned(function(self._context(opened)), f"function {name_of(function)}")
+                    opened.commit(result)
             except BaseException as error:
-                opened.abort(error)
                 overrun = None if isinstance(error, TransactionTimeout) else opened.overrun(error)
                 if overrun is None:
                     raise

@@ -223,7 +223,7 @@ class Replacement(ABC):
             self._check_stop()
 
         opened = OpenTransaction(database, kind="long", load=NO_READER)
-        try:
+        with opened.abort_on_error():  # after a publication nothing is left to abort
             base = begin_load(database, opened)
             target = self.target(queue, opened.id)
             reached("begun")
@@ -247,9 +247,6 @@ class Replacement(ABC):
                 return
             reached("written")
             publish(database, merge, target, held, written)
-        except BaseException as error:
-            opened.abort(error)  # after a publication nothing is left to abort
-            raise
         reached("published")
         self.report.outputs += len(written.merged)
         self.report.files += [one.file for one in written.files]

@@ -68,16 +68,13 @@ def begun_first_load(
     with database.read() as work:
         reader = missing_load(work, subscription)
     opened = OpenTransaction(database, kind="long", timeout=timeout, load=reader.number)
-    try:
+    with opened.abort_on_error():
         opened.read_settled(Retry(attempts=None, seconds=settle_timeout, first_pause=0.02))
         with database.read() as work:
             missing_load(work, subscription)  # an older load may have committed during the wait
         yield opened, reader
         number = opened.id
         opened.commit()
-    except BaseException as error:
-        opened.abort(error)
-        raise
     with database.begin() as work:
         note_first_load(work, reader, load=number)
 

@@ -170,15 +170,12 @@ class ExportQueueDataSource(DataSource):
                 )
             except AlreadyCommitted:
                 return ExportQueueWriter(settings, targets, identity.store_id)
-            try:
+            with opened.abort_on_error():
                 base = begin_load(database, opened)
                 state = _settled(opened, settings, targets)
                 targets = targets.laid_out_for(database, opened.id)
                 if state is not None:
                     require_layout(state.reader, targets)
-            except BaseException as error:
-                opened.abort(error)
-                raise
             value = opened.value.to_json()
             return ExportQueueWriter(settings, targets, identity.store_id, base, value, opened.generation, state)
 
@@ -264,15 +261,15 @@ class ExportQueueWriter(DataSourceArrowWriter):
                 generation=self.generation,
             )
             try:
-                told = [message.outcome for message in messages if isinstance(message, Message)]
-                outcomes = [Outcome.from_json(one) for one in told if one is not None]
-                check_complete(outcomes, len(messages))
-                line = self._stage(opened, collect_files(outcomes))
-            except BaseException as error:
-                opened.abort(error)
-                if isinstance(error, AlreadyCommitted):
-                    return  # another write of the same unit of work came first
-                if isinstance(error, RegistrationLost) and outcome(database, opened.request).status == "committed":
+                with opened.abort_on_error():
+                    told = [message.outcome for message in messages if isinstance(message, Message)]
+                    outcomes = [Outcome.from_json(one) for one in told if one is not None]
+                    check_complete(outcomes, len(messages))
+                    line = self._stage(opened, collect_files(outcomes))
+            except AlreadyCommitted:
+                return  # another write of the same unit of work came first
+            except RegistrationLost:
+                if outcome(database, opened.request).status == "committed":
                     return  # by an earlier call, whose process died before it could report
                 raise
         log.info("%s", line)

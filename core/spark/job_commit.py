@@ -23,14 +23,12 @@ def stage_files(
     :raises RegistrationLost: the transaction has ended.
     :raises ConfigurationError: a file is on another machine.
     """
-    try:
+    # Without the abort, a caller could catch the error and commit a part of the load.
+    with opened.abort_on_error():
         begin_load(opened.database, opened)  # refused if it has ended: its files may have been deleted
         for queue_id, reports in files.items():
             _check_in_reach(reports)
             stage_segments(opened.database, opened, targets.queues[queue_id], reports, share_keys=share_keys)
-    except BaseException as error:
-        opened.abort(error)  # otherwise the caller could catch the error and commit a part of the load
-        raise
 
 
 def _check_in_reach(reports: Sequence[FileReport]) -> None:

@@ -75,12 +75,9 @@ def load_frame(
             opened = OpenTransaction(
                 database, kind="long", timeout=timeout, idempotency_key=idempotency_key, queues=target.names
             )
-            try:
+            with opened.abort_on_error():
                 report = _load(df, opened, target, targets)
                 opened.commit(report.to_dict())
-            except BaseException as error:
-                opened.abort(error)
-                raise
         except AlreadyCommitted as error:
             report = first_report(error)
     log.info("%s", report.line())

@@ -119,15 +119,12 @@ def _add(
 
         def attempt(chosen: dict[bytes, bytes | None] = chosen) -> None:
             opened = OpenTransaction(database)
-            try:
+            with opened.abort_on_error():
                 opened.add_entries(
                     {(queue.number, hash_of(key), key): value for key, value in chosen.items()},
                     conflict_keys=[entry_key(queue.number, key) for key in chosen] if queue.exclusive else (),
                 )
                 opened.commit()
-            except BaseException as error:
-                opened.abort(error)
-                raise
 
         _CONFLICTS.call(attempt)
         counts[0] += len(chosen)

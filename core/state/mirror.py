@@ -103,15 +103,12 @@ def begun_mirror(
         mirrors = name_of_mirror(find_state(work, queue.id), scope)
     limits: dict[str, Any] = {"load": NO_READER} if dry_run else {"queues": [queue.id], "mirrors": mirrors}
     opened = OpenTransaction(database, kind="long", timeout=timeout, **limits)
-    try:
+    with opened.abort_on_error():
         yield opened
         if dry_run:
             opened.abort()
         else:
             opened.commit()
-    except BaseException as error:
-        opened.abort(error)
-        raise
 
 
 def name_of_mirror(reader: Queue, scope: Any) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -730,6 +731,15 @@ class OpenTransaction:
         if isinstance(reason, RegistrationLost):
             raise reason
         raise CommitRefused(f"the commit of request {self.request} did not take effect: {reason.message}") from reason
+
+    @contextlib.contextmanager
+    def abort_on_error(self) -> Iterator[None]:
+        """Run a block, and abort if it raises. The error has a note of each failure of the abort."""
+        try:
+            yield
+        except BaseException as error:  # an interruption also
+            self.abort(error)
+            raise
 
     def abort(self, reason: BaseException | None = None) -> None:
         """Discard all writes and forget the id. After the end this does nothing.

@@ -212,7 +212,7 @@ class Replay:
             queues=[self.queue.id],
             mirrors=mirrors,
         )
-        try:
+        with opened.abort_on_error():
             retry = Retry(attempts=None, seconds=self.settle_timeout, first_pause=0.02)
             opened.settled_below(retry, load=self.queue.number, mirrors=mirrors)
             self._read_queue()
@@ -230,9 +230,6 @@ class Replay:
                 self.transactions += 1
             else:
                 opened.abort()
-        except BaseException as error:
-            opened.abort(error)
-            raise
         self.replayed += part.replayed
         self.deleted += part.deleted
         self.known |= part.known
