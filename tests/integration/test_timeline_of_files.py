@@ -153,6 +153,51 @@ def test_the_example_of_the_segment_locking_proposal(store: Store, tmp_path: Pat
     assert visible(9) == [1, 2, 3, 5, 8]
 
 
+def test_two_files_that_replace_others_together_are_withdrawn_together(store: Store, tmp_path: Path) -> None:
+    """As 6 and 7 of the proposal replace 4 and 5: what a move of buckets writes is one atomic group."""
+    store.database.segments = str(tmp_path / "segments")
+    store.configure_queue("orders", buckets=BUCKETS, buckets_per_range=BUCKETS, value="bytes", state=True)
+    expected = dict.fromkeys(KEYS, b"4")
+    bulk.load(store, expected)
+    bulk.load(store, dict.fromkeys(KEYS[:4], b"5"))
+    expected |= dict.fromkeys(KEYS[:4], b"5")
+
+    def shown() -> dict[SegmentId, Segment]:
+        snapshot = take_snapshot(store.database)
+        with store.database.read() as work:
+            state = find_state(work, "orders")
+            layouts = [state.laid_out_as(layout) for layout in state.layouts()]
+            found = [waiting_segments(work, one, snapshot, Range(0, BUCKETS, one.layout)) for one in layouts]
+        assert dict(store.state("orders").scan()) == expected
+        return {SegmentId(*one.key): one for of_layout in found for one in of_layout}
+
+    generation = Generation(0, BUCKETS, 1)
+    inputs, timeline = sorted(shown()), Timeline()
+    for partition, name in enumerate(inputs):
+        group = AtomicGroup(frozenset([partition]))
+        timeline.add(TimelineSegment(id=name, generation=generation, partition=partition, group=group))
+    assert len(inputs) == 2
+    store.alter_queue("orders", buckets_per_range=PER_RANGE, guard="seq")
+    compact(store.database, "orders/@state", older_layouts=True)
+    outputs = sorted(shown())
+    pair = AtomicGroup(frozenset([2, 3]), timeline.overshadowed_by(inputs))
+    assert len(outputs) == 2
+    for partition, name in enumerate(outputs, 2):
+        timeline.add(TimelineSegment(id=name, generation=generation, partition=partition, group=pair))
+
+    def visible() -> list[SegmentId]:
+        names = {piece.segment.id for piece in timeline.visible(0, BUCKETS)}
+        assert names == {name for name, _ in Oracle(timeline).visible(0, BUCKETS)}
+        return sorted(names)
+
+    assert visible() == outputs
+    with store.database.read() as work:
+        state = find_state(work, "orders")
+    fall_back(store.database, state, shown()[outputs[1]].file, who="a test")
+    timeline.withdraw(outputs[1])
+    assert visible() == sorted(shown()) == inputs
+
+
 @pytest.mark.parametrize("rounds", [pytest.param(2, id="few"), pytest.param(20, marks=pytest.mark.full("more walks"))])
 def test_any_sequence_of_loads_compactions_fall_backs_and_vacuums(follower: Follower, rounds: int) -> None:
     seed = int(os.environ.get("EXPORT_QUEUE_SEED") or random.randrange(1 << 32))
