@@ -30,8 +30,8 @@ class ExportQueueMirrorOperator(RenderedTask):
     :param sql_conn_id: connection of the query's database: ``postgres``, ``mysql``, ``sqlite``, or any other type whose
         hook is one for SQL. (templated)
     :param parameters: values of the query's placeholders, as the database's driver takes them. (templated)
-    :param file: instead of a query: path or URL of a file ``….parquet``, ``….csv``, ``….ndjson`` or ``….jsonl``, as
-        Airflow's ``ObjectStoragePath`` reads it. (templated)
+    :param file: instead of a query: path or URL of a file ``….parquet``, ``….csv``, ``….ndjson`` or ``….jsonl``, the
+        latter three also compressed, ``….csv.gz``, as Airflow's ``ObjectStoragePath`` reads it. (templated)
     :param key: the column that is the key, or a list of several. (templated)
     :param value: the column that is the value, or a list of columns that become a JSON object; by default all.
         (templated)

@@ -85,7 +85,8 @@ class DataSet:
         typer.Option(metavar="COLUMN", help="a column of the key; repeat it for each column; by default key and value"),
     ] = None
     file: Annotated[
-        Path | None, typer.Option(help="a file ….parquet, ….csv (with column names), ….ndjson or ….jsonl")
+        Path | None,
+        typer.Option(help="a file ….parquet, ….csv (with column names), ….ndjson or ….jsonl; ….csv.gz and so on"),
     ] = None
     query: Annotated[str | None, typer.Option(help="a SQL query")] = None
     database: Annotated[

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import PurePath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import orjson
 import sqlalchemy as sa
@@ -16,7 +21,7 @@ from export_queue.core.store import Database
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Opened = Callable[[], IO[bytes]]
+Opened = Callable[[], AbstractContextManager[IO[bytes]]]
 
 _ROWS = 5000
 """Rows of a query that are read at once."""
@@ -33,25 +38,41 @@ _PARQUET, _CSV, _LINES = (".parquet",), (".csv",), (".ndjson", ".jsonl")
 def rows_of_file(name: str, opened: Opened) -> Iterator[Any]:
     """Read the rows of a file: Parquet, CSV with a line of column names, or a JSON object in each line.
 
-    :param name: the file's name, whose end says what it is: ``.parquet``, ``.csv``, ``.ndjson`` or ``.jsonl``.
+    :param name: the file's name, whose end says what it is: ``.parquet``, ``.csv``, ``.ndjson`` or ``.jsonl``, the
+        latter three also compressed: ``.csv.gz``.
     :param opened: opens the file for reading bytes, more than once for CSV.
     :returns: record batches, or mappings.
     :raises InvalidArgument: the name has another end.
     :raises EntryError: the file is damaged or cut off; the error names it.
     """
-    kind = PurePath(name).suffix.lower()
-    readers = {_PARQUET: _parquet, _CSV: _csv, _LINES: _lines}
+    path = PurePath(name.lower())
+    is_compressed = path.suffix == ".gz"
+    kind = path.with_suffix("").suffix if is_compressed else path.suffix
+    readers = {_CSV: _csv, _LINES: _lines} | ({} if is_compressed else {_PARQUET: _parquet})
     read = next((read for kinds, read in readers.items() if kind in kinds), None)
     if read is None:
-        raise InvalidArgument(f"file {name}: expected a name that ends with .parquet, .csv, .ndjson or .jsonl")
+        raise InvalidArgument(
+            f"file {name}: expected a name that ends with .parquet, .csv, .ndjson or .jsonl, or with .csv.gz, "
+            ".ndjson.gz or .jsonl.gz"
+        )
     try:
-        yield from read(opened)
+        yield from read(partial(_decompressed, opened) if is_compressed else opened)
     except FileNotFoundError:
         raise InvalidArgument(f"file {name}: expected a file, found none") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EOFError, zlib.error) as error:
         if isinstance(error, EntryError) or getattr(error, "errno", None) is not None:
             raise  # an errno is the file system's: only the others are about the content
         raise EntryError(f"file {name}: expected {kind[1:]}, found what cannot be read so: {error}") from error
+
+
+@contextlib.contextmanager
+def _decompressed(opened: Opened) -> Iterator[IO[bytes]]:
+    with opened() as file:
+        if not file.read(1):  # else gzip takes a file without a byte for an empty one
+            raise EOFError("the file is empty")
+        file.seek(0)
+        with gzip.open(file) as content:
+            yield cast(IO[bytes], content)
 
 
 def _parquet(opened: Opened) -> Iterator[Any]:

@@ -170,6 +170,7 @@ def settled_content(opened: OpenTransaction, queue: Queue, options: MirrorOption
     snapshot = opened.settled_below(retry, load=reader.number, mirrors=mirrors)
     with opened.database.read() as work:
         reader = find_state(work, queue.id)  # in the layouts that the snapshot needs
+    require_complete(reader)  # it may have been switched off and on during the wait
     return StateContent(opened.database, reader, snapshot, snapshot.read_pointer, snapshot.read_pointer)
 
 

@@ -29,6 +29,7 @@ from export_queue import (
     StateIncomplete,
     Store,
     TransactionsInProgress,
+    UnknownQueue,
     drain,
 )
 from export_queue.core.segments import compact
@@ -168,6 +169,86 @@ def test_data_that_fails_in_the_middle_changes_nothing(customers: Store) -> None
     with pytest.raises(OSError, match="the connection broke"):
         customers.mirror("customers", failing, key="id")
     assert customers.state("customers").count() == 2
+
+
+@pytest.mark.parametrize("store_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True)
+def test_a_query_that_fails_after_some_thousand_rows_changes_nothing(customers: Store, store_url: str) -> None:
+    customers.mirror("customers", rows(1, 2), key="id")
+    numbers = "with recursive n(id) as (select 1 union all select id + 1 from n where id < 20000) select id, "
+    fails = "abs(-9223372036854775807 - id / 19000)" if store_url.startswith("sqlite") else "1 / (19000 - id)"
+    complaint = run_cli(
+        "mirror", "customers", "--key", "id", "--query", f"{numbers}{fails} as city from n", url=store_url, status=1
+    )
+    assert "the query failed" in complaint
+    assert customers.state("customers").count() == 2
+    assert (
+        customers.backlog("customers")[0].entries + sum(one.entries for one in customers.backlog("customers")[1:]) == 2
+    )
+    assert customers.transactions_in_progress() == []
+
+
+def test_other_columns_than_last_time_are_changes_or_an_error_by_name(customers: Store) -> None:
+    def mirrored(columns: dict[str, list[Any]]) -> tuple[int, int, int, int]:
+        report = customers.mirror("customers", pa.table(columns), key="id")
+        return report.new, report.changed, report.deleted, report.unchanged
+
+    assert mirrored({"id": [1, 2], "city": ["Bern", "Chur"]}) == (2, 0, 0, 0)
+    assert mirrored({"id": [1, 2], "city": ["Bern", "Chur"], "zip": [3000, 7000]}) == (0, 2, 0, 0)
+    assert mirrored({"id": ["1", "2"], "city": ["Bern", "Chur"], "zip": [3000, 7000]}) == (
+        0,
+        2,
+        0,
+        0,
+    )  # in the document
+    kept = dict(customers.state("customers").scan())
+    for columns, problem in [
+        ({"number": [1, 2], "city": ["Bern", "Chur"]}, "id"),
+        ({"id": [1.5, 2.5], "city": ["Bern", "Chur"]}, "found (float|double)"),
+        ({"id": [1, None], "city": ["Bern", "Chur"]}, "key 'id'|column 'id'"),
+    ]:
+        with pytest.raises((EntryError, InvalidArgument), match=problem):
+            mirrored(columns)
+    assert dict(customers.state("customers").scan()) == kept
+    assert mirrored({"id": [1, 2], "city": ["Bern", "Chur"]}) == (0, 2, 0, 0)
+    assert customers.state("customers").get("2") == {"id": 2, "city": "Chur"}
+
+
+def test_scopes_that_overlap_agree_in_what_both_have(customers: Store) -> None:
+    everything = {"ch-1": 1, "ch-be-1": 2, "ch-be-2": 3, "de-1": 4}
+    assert customers.mirror("customers", everything.items()).new == 4
+    inner = customers.mirror("customers", {"ch-be-1": 20}.items(), scope="ch-be-", max_deletes=1)
+    assert (inner.changed, inner.deleted, inner.unchanged) == (1, 1, 0)
+    outer = customers.mirror("customers", {"ch-1": 1, "ch-be-1": 20, "ch-be-3": 5}.items(), scope="ch-")
+    assert (outer.new, outer.changed, outer.deleted, outer.unchanged) == (1, 0, 0, 2)
+    assert dict(customers.state("customers").scan()) == {"ch-1": 1, "ch-be-1": 20, "ch-be-3": 5, "de-1": 4}
+
+
+def test_a_mirror_is_refused_if_the_state_is_switched_off_and_on_meanwhile(customers: Store) -> None:
+    def switched() -> None:
+        customers.alter_queue("customers", state=False)
+        customers.alter_queue("customers", state=True)
+
+    def data() -> Any:
+        switched()
+        return rows(1)
+
+    sink = MemorySink()
+    customers.mirror("customers", rows(1, 2), key="id")
+    with pytest.raises(UnknownQueue, match="was removed"):
+        customers.mirror("customers", data, key="id", max_deletes=1.0)
+    customers.first_load(customers.state("customers").id, source=lambda: (("1", rows(1)[0]), ("2", rows(2)[0])))
+    older = customers.begin()
+    with ThreadPoolExecutor(1) as pool:
+        mirroring = pool.submit(customers.mirror, "customers", rows(1), key="id", max_deletes=1.0)
+        wait_until(lambda: len(waiting_ids(customers)) == 2, "the mirror does not begin")
+        switched()
+        customers.abort(older)
+        with pytest.raises(StateIncomplete):
+            mirroring.result(60)
+    assert in_sink(customers, sink).keys() == {b"1", b"2"}  # it would lack the delete, or keep what is gone
+    customers.first_load(customers.state("customers").id, source=lambda: (("1", rows(1)[0]), ("2", rows(2)[0])))
+    assert customers.mirror("customers", rows(1), key="id", max_deletes=1.0).deleted == 1
+    assert in_sink(customers, sink).keys() == {b"1"}
 
 
 def test_keys_of_other_systems_become_text(customers: Store) -> None:
