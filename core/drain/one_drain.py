@@ -20,6 +20,7 @@ from export_queue.core.drain.request import DrainRequest
 from export_queue.core.drain.transient import DRAIN_RETRY, WatchedRetry, call_again
 from export_queue.core.errors import DrainTimedOut, ExportQueueError
 from export_queue.core.locks import end_attempt
+from export_queue.core.maintenance import maintain_if_due
 from export_queue.core.queue import close_layouts
 from export_queue.core.store import Database, queries
 
@@ -87,6 +88,7 @@ def concluded(run: DrainRun, work: Callable[[], None]) -> DrainReport:
     _warn(report)
     _tidy(run.database, report)
     _close_layouts(run)
+    maintain_if_due(run.database, clock=run.clock)
     return report
 
 

@@ -154,7 +154,7 @@ def maintain(
     age_ms, gap_ms = int(patience.seconds * 1000), int(patience.between_calls * 1000)
     expired = expire(database)
     pruned = _prune_invalid(database, limit)
-    went_back = _record_low_watermark(database, age_ms=age_ms)
+    went_back = record_low_watermark(database, age_ms=age_ms)
     turn = _Turn(database, limit)
     settled_ms = turn.prepare(age_ms, gap_ms)
     turn.repeat(pages.clean_conflict_keys)
@@ -193,7 +193,7 @@ def vacuum(
     :param hidden_seconds: how long to keep the inputs of a compaction; 0 keeps none.
     :param dry_run: only report which files would be deleted; nothing is written.
     """
-    went_back = not dry_run and _record_low_watermark(database, age_ms=int(patience.seconds * 1000))
+    went_back = not dry_run and record_low_watermark(database, age_ms=int(patience.seconds * 1000))
     return _vacuum(database, patience, hidden_seconds, limit=limit, went_back=went_back, dry_run=dry_run)
 
 
@@ -229,7 +229,7 @@ def _prune_invalid(database: Database, limit: int) -> int:
     return pruned
 
 
-def _record_low_watermark(database: Database, *, age_ms: int) -> bool:
+def record_low_watermark(database: Database, *, age_ms: int = int(MAX_SHORT_SECONDS * 1000)) -> bool:
     """Record a low-water mark, unless there is a recent one.
 
     :returns: whether the clock has gone back since the last mark: the time was wrong then or is wrong now.

@@ -72,6 +72,44 @@ def test_local_drain(store_path: Path, run_dag: Any, connect: Any, tmp_path: Pat
     run_local_drain(run_dag, connect, tmp_path)
 
 
+def test_retry_dead_letters(
+    store_path: Path, run_dag: Any, connect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from export_queue.dags_examples import exporters
+
+    def refuse(entry: Any) -> Any:
+        raise ValueError(f"no form of {entry.key}")
+
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+    with monkeypatch.context() as broken:
+        broken.setattr(exporters, "as_row", refuse)
+        failed = run_dag(example("local_drain", "local_drain"))
+    assert failed.state == "failed"
+    assert "2 dead letters" in str(failed.errors)
+
+    run = run_dag(example("retry_dead_letters", "retry_dead_letters"), run_conf={"error": "OtherError"})
+    assert run.result("retry") == {"requeued": 0, "left": 2}
+    assert run.states()["drain"] == "failed", "they are still there"
+    run = run_dag(example("retry_dead_letters", "retry_dead_letters"))
+    assert run.state == "success"
+    assert run.result("retry") == {"requeued": 2, "left": 0}
+    rows = sqlite3.connect(tmp_path / "reports.db").execute("SELECT page, visits FROM pages_live ORDER BY page")
+    assert rows.fetchall() == [("home", 3), ("search", 1)]
+
+
+def test_maintenance(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
+    from export_queue.core.client import Store
+
+    run_local_drain(run_dag, connect, tmp_path)
+    run = run_dag(example("maintenance", "maintenance"))
+    assert run.state == "success"
+    told = run.result("clean_up")
+    assert (told["more"], told["busy"], told["swept"]["sink"]) == (False, False, "reports_default")
+    with Store.open(f"sqlite:///{store_path}") as store:
+        assert int(told["swept"]["floor"]) > 0
+        assert store.backlog("visits") == []
+
+
 def test_one_transaction(orders: Any, run_dag: Any) -> None:
     for n in (1, 2):
         run = run_dag(example("one_transaction", "one_transaction"))

@@ -17,11 +17,13 @@ DAGS = (
     "set_up_orders",
     "mapped_drain",
     "local_drain",
+    "maintenance",
     "nightly_verify",
     "one_transaction",
     "react_to_changes",
     "rebuild_an_index",
     "replay_a_part",
+    "retry_dead_letters",
     "wait_for_export",
 )
 HEAVY = ("pyspark", "redis", "elasticsearch", "pyarrow", "pandas", "psycopg", "psycopg2")

@@ -18,9 +18,11 @@ from export_queue.operators import (
     ExportQueueCompactOperator,
     ExportQueueConfigureOperator,
     ExportQueueDrainOperator,
+    ExportQueueMaintainOperator,
     ExportQueueMirrorOperator,
     ExportQueueRebuildOperator,
     ExportQueueReplayOperator,
+    ExportQueueRetryDeadLettersOperator,
     ExportQueueSparkCompactOperator,
     ExportQueueSparkDrainOperator,
     ExportQueueSparkLoadOperator,
@@ -125,6 +127,21 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
         "prefix": ("77", None),
         "key_range": (["70", "80"], None),
         "source": ("module:orders", "state"),
+    },
+    ExportQueueMaintainOperator: STORE
+    | {name: DRAIN[name] for name in ("sink_conn_id", "sink_options", "sink")}
+    | {
+        "keep_outcomes": (7200, 24 * 3600),
+        "keep_idempotency_keys": (90 * 24 * 3600, 30 * 24 * 3600),
+        "keep_reports": (7200, 30 * 24 * 3600),
+    },
+    ExportQueueRetryDeadLettersOperator: STORE
+    | {
+        "queue_id": ("orders", REQUIRED),
+        "key": ("77", None),
+        "error_class": ("ValueError", None),
+        "drain_id": ("nightly-1", None),
+        "limit": (5, None),
     },
     ExportQueueVerifyOperator: VERIFY,
     ExportQueueSparkVerifyOperator: SPARK | VERIFY,
