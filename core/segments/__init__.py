@@ -21,6 +21,7 @@ from export_queue.core.segments.compaction_report import CompactionProgress, Com
 from export_queue.core.segments.falling_back import FellBack, fall_back
 from export_queue.core.segments.files import check_base, delete_files, load_pyarrow
 from export_queue.core.segments.gathering import merged, same_as_before, table_of, without_earlier
+from export_queue.core.segments.kept_parts import entries_of_key, listed_segments
 from export_queue.core.segments.listing import ListedSegment, list_segments
 from export_queue.core.segments.mergers import Merge, Merged, Merger
 from export_queue.core.segments.merging import Chunk, Run, UnitReader
@@ -68,6 +69,7 @@ __all__ = [
     "compact",
     "delete_aborted",
     "delete_files",
+    "entries_of_key",
     "fall_back",
     "give_up_file",
     "in_order",
@@ -75,6 +77,7 @@ __all__ = [
     "leave_one_entry",
     "leave_out_drained",
     "list_segments",
+    "listed_segments",
     "load_pyarrow",
     "mark_done",
     "merged",

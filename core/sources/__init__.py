@@ -10,7 +10,14 @@ from export_queue.core.sources.protocol import Content, Source
 from export_queue.core.sources.records import NO_VALUE, Columns, as_key, is_batch, missing_column, parts_of, record_of
 from export_queue.core.sources.spool import EntrySpool, Row
 from export_queue.core.sources.sql import SqlSource
-from export_queue.core.sources.state import StateContent, StateSource, encoded_prefix, require_complete
+from export_queue.core.sources.state import (
+    StateContent,
+    StateSource,
+    encoded_prefix,
+    require_complete,
+    require_kept,
+    require_loaded,
+)
 from export_queue.core.sources.table import TableSource
 
 __all__ = [
@@ -40,6 +47,8 @@ __all__ = [
     "parts_of",
     "record_of",
     "require_complete",
+    "require_kept",
+    "require_loaded",
     "rows_of_file",
     "rows_of_own_query",
     "rows_of_query",

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from export_queue.core.errors import InvalidArgument, SnapshotTooOld, StateIncomplete, UnknownQueue
-from export_queue.core.queue import Entries, Position, Queue, Range, bucket, buckets_of, find_state, read_entries
+from export_queue.core.queue import Entries, Position, Queue, Range, buckets_of, find_state, read_entries
 from export_queue.core.segments import (
     BucketAndKey,
     UnitReader,
@@ -69,12 +69,12 @@ class StateContent:
         :raises SegmentLost: a file is missing or damaged.
         """
         if not self.reader.older:
-            yield from self._read(self.reader, within, after=None, until=None)
+            yield from self._read(self.reader, within)
             return
         with contextlib.closing(EntrySpool()) as spool:
             spool.keep(self._in_older_layouts(within))  # first: entries move only into later layouts
             at = within.first, b""
-            for page in self._read(self.reader, within, after=None, until=None):
+            for page in self._read(self.reader, within):
                 if page:
                     upto = page.buckets[-1], page.keys[-1]
                     yield _joined(page, spool.between(at, upto))
@@ -87,7 +87,7 @@ class StateContent:
         """Read what was not moved yet after the queue's buckets were altered, with the buckets of today."""
         for layout in self.reader.older:
             everything = Range(0, layout.buckets, layout.number)
-            for page in self._read(self.reader.laid_out_as(layout), everything, after=None, until=None):
+            for page in self._read(self.reader.laid_out_as(layout), everything):
                 buckets = buckets_of(page.keys, self.reader.buckets)
                 for row in zip(buckets, page.keys, page.seqs, page.values, strict=True):
                     if within.first <= row[0] < within.end:
@@ -137,7 +137,7 @@ class StateContent:
                 segments = waiting_segments(work, self.reader, self.snapshot, within)
             if len(segments) > _MOST_AT_ONCE:  # their row groups might not fit into memory
                 position = None if after is None else Position(*after, _LAST_SEQ)
-                for page in self._read(self.reader, within, after=position, until=None):
+                for page in self._read(self.reader, within, after=position):
                     yield table_of([page])
                 return
             sources = [batches_after(one, within, after) for one in segments]
@@ -188,23 +188,7 @@ class StateContent:
                 if value is not None and key.startswith(start):
                     yield key, value
 
-    def find(self, key: bytes) -> tuple[int, bytes | None] | None:
-        """Find the latest entry of a key: its sequence and value; None if there is none.
-
-        :param key: encoded.
-        """
-        found: list[tuple[int, bytes | None]] = []
-        for layout in self.reader.layouts():
-            at = bucket(key, layout.buckets)
-            first, last = Position(at, key, -1), Position(at, key, _LAST_SEQ)
-            of_layout = self.reader.laid_out_as(layout)
-            for page in self._read(of_layout, Range(at, at + 1, layout.number), after=first, until=last):
-                found += zip(page.seqs, page.values, strict=True)
-        return max(found, key=lambda one: one[0], default=None)
-
-    def _read(
-        self, reader: Queue, within: Range, *, after: Position | None, until: Position | None
-    ) -> Iterator[Entries]:
+    def _read(self, reader: Queue, within: Range, *, after: Position | None = None) -> Iterator[Entries]:
         is_read = False
         while not is_read:
             with self.database.read() as work:
@@ -216,7 +200,6 @@ class StateContent:
                 within,
                 segments,
                 after=after,
-                until=until,
                 rows=PAGE_ROWS,
                 size=PAGE_BYTES,
                 whole_keys=True,
@@ -235,15 +218,7 @@ class StateContent:
     def _check(self, work: Reading) -> object:
         """Check that nothing was deleted that this content needs; return a value that changes with the segments."""
         oldest_cut = queries.queues.oldest_cut(work, self.reader.number)
-        if oldest_cut is None:
-            raise UnknownQueue(f"the state of queue {self.reader.parent!r} was removed")
-        if oldest_cut > min(self.cut, self.settled):
-            raise SnapshotTooOld(
-                f"the state of queue {self.reader.parent!r} as of {self.cut}: expected an id from {oldest_cut} on, "
-                "because older values are deleted",
-                hint=f"read a later one, or keep former values longer: store.alter_queue({self.reader.parent!r}, "
-                "history='7d')",
-            )
+        require_kept(self.reader, self.cut, oldest_cut, settled=self.settled)
         return queries.compactions.stamp(work, self.reader.number)
 
     def _latest(self, found: Entries) -> Entries:
@@ -308,15 +283,48 @@ class StateSource:
         with database.read() as work:
             reader = find_state(work, queue.source)  # afterwards: it has all layouts of entries in the snapshot
             loaded = queries.exports.first_load_seq(work, reader.number) or 0
-        require_complete(reader)
+        require_complete(reader, reader.first_load)
         cut = settled.read_pointer
         yield StateContent(database, reader, settled, cut, cut, loaded)
 
 
-def require_complete(reader: Queue) -> None:
-    """Check that a state has received what was committed before it began."""
-    if reader.first_load == "missing":
+def require_complete(reader: Queue, first_load: str | None) -> None:
+    """Check that a state has received what was committed before it began.
+
+    :param first_load: whether that is missing, as the reader's options have it now.
+    """
+    if first_load == "missing":
         raise StateIncomplete(f"the state of queue {reader.parent!r} lacks what was committed before it began")
+
+
+def require_loaded(reader: Queue, cut: int, loaded: int | None) -> None:
+    """Check that a state was complete at a cut.
+
+    :param loaded: sequence of the entries of its first load, if any.
+    """
+    if loaded is not None and cut < loaded:
+        raise SnapshotTooOld(
+            f"the state of queue {reader.source!r} as of {cut}: expected an id from {loaded} on, that of its "
+            "first load, because it lacks older values",
+            hint="read a later one",
+        )
+
+
+def require_kept(reader: Queue, cut: int, oldest_cut: int | None, *, settled: int | None = None) -> None:
+    """Check that no value was deleted that a state had at a cut.
+
+    :param oldest_cut: it cannot be read as of an older id; None if it was removed.
+    :param settled: an id up to which everything had ended in the snapshot that is read; None if that is newer than
+        all deletions.
+    """
+    if oldest_cut is None:
+        raise UnknownQueue(f"the state of queue {reader.parent!r} was removed")
+    if oldest_cut > (cut if settled is None else min(cut, settled)):
+        raise SnapshotTooOld(
+            f"the state of queue {reader.parent!r} as of {cut}: expected an id from {oldest_cut} on, because older "
+            "values are deleted",
+            hint=f"read a later one, or keep former values longer: store.alter_queue({reader.parent!r}, history='7d')",
+        )
 
 
 def encoded_prefix(prefix: Any) -> bytes:

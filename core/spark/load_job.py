@@ -55,7 +55,8 @@ def check_load(database: Database, arguments: LoadArguments, *, is_driver_here: 
     check_options(str(options.get("mode", "append")), options)
     if options.get("mode") == "mirror" and target.queue is not None:
         with database.read() as work:
-            require_complete(find_state(work, target.queue))
+            state = find_state(work, target.queue)
+        require_complete(state, state.first_load)
     check_base(database.segments)
     script, _, name = arguments.frame.rpartition(":")
     if not script.endswith(".py"):

@@ -164,13 +164,13 @@ def settled_content(opened: OpenTransaction, queue: Queue, options: MirrorOption
         )
     with opened.database.read() as work:
         reader = find_state(work, queue.id)
-    require_complete(reader)
+    require_complete(reader, reader.first_load)
     retry = Retry(attempts=None, seconds=options.settle_timeout, first_pause=0.02)
     mirrors = None if options.dry_run else name_of_mirror(reader, options.scope)
     snapshot = opened.settled_below(retry, load=reader.number, mirrors=mirrors)
     with opened.database.read() as work:
         reader = find_state(work, queue.id)  # in the layouts that the snapshot needs
-    require_complete(reader)  # it may have been switched off and on during the wait
+    require_complete(reader, reader.first_load)  # it may have been switched off and on during the wait
     return StateContent(opened.database, reader, snapshot, snapshot.read_pointer, snapshot.read_pointer)
 
 

@@ -7,14 +7,15 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from export_queue.core.errors import InvalidArgument, SnapshotTooOld
+from export_queue.core.errors import InvalidArgument, UnknownQueue
 from export_queue.core.queue import Queue, Range, find_queue, find_state
-from export_queue.core.sources import StateContent, encoded_prefix, require_complete
+from export_queue.core.sources import StateContent, encoded_prefix, require_complete, require_loaded
 from export_queue.core.state.mirror import MirrorWriter, add_difference, begun_mirror
 from export_queue.core.state.mirror_report import MirrorOptions, MirrorReport
+from export_queue.core.state.one_key import LAST_SEQ, latest_value
 from export_queue.core.state.state_status import StateStatus, status_of
 from export_queue.core.store import Database, queries
-from export_queue.core.transactions import Snapshot, lowest_unfinished, take_snapshot
+from export_queue.core.transactions import lowest_unfinished, take_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +33,8 @@ class State:
     def __init__(self, database: Database, queue_id: str) -> None:
         self._database = database
         self._queue_id = queue_id
-        _ = self._reader()
+        self._known = self._reader()
+        """As it was found last. The number may be gone, the codecs never change."""
 
     @property
     def id(self) -> str:
@@ -54,10 +56,16 @@ class State:
         :param as_of: a former time or transaction.
         :raises StateIncomplete: the first load of the state is missing.
         :raises SnapshotTooOld: former values of that time are deleted.
+        :raises SegmentLost: a file that may have the value is missing or damaged.
         """
-        content = self._content(as_of)
-        found = content.find(content.reader.encode_key(key))
-        return None if found is None else content.reader.decode_value(found[1], key=key)
+        encoded = self._known.encode_key(key)
+        cut = LAST_SEQ if as_of is None else _cut(as_of, LAST_SEQ)
+        try:
+            value = latest_value(self._database, self._known, encoded, cut)
+        except UnknownQueue:  # one that was switched on again has another number
+            self._known = self._reader()
+            value = latest_value(self._database, self._known, encoded, cut)
+        return self._known.decode_value(value, key=key)
 
     def scan(
         self, *, prefix: Any = None, as_of: datetime | int | None = None
@@ -105,7 +113,7 @@ class State:
             queue = find_queue(work, self._reader().source)
 
         def former(content: StateContent) -> Iterator[pa.RecordBatch]:
-            cut = _cut(to, content.snapshot)
+            cut = _cut(to, content.snapshot.read_pointer)
             _require_loaded(self._database, content.reader, cut)
             everything = Range(0, content.reader.buckets, content.reader.layout)
             return replace(content, cut=cut).record_batches(everything, encoded_prefix(scope))
@@ -132,8 +140,9 @@ def read_state(database: Database, queue_id: str, *, as_of: datetime | int | Non
     snapshot = take_snapshot(database)
     with database.read() as work:
         reader = find_state(work, queue_id)  # afterwards: it has all layouts of entries in the snapshot
-    require_complete(reader)
-    cut, settled = _cut(as_of, snapshot), lowest_unfinished(database, snapshot, reader.number) - 1
+    require_complete(reader, reader.first_load)
+    cut = snapshot.read_pointer if as_of is None else _cut(as_of, snapshot.read_pointer)
+    settled = lowest_unfinished(database, snapshot, reader.number) - 1
     if as_of is not None:
         _require_loaded(database, reader, cut)
     return StateContent(database, reader, snapshot, cut, settled)
@@ -143,21 +152,14 @@ def _require_loaded(database: Database, reader: Queue, cut: int) -> None:
     """Check that a state was complete at a cut."""
     with database.read() as work:
         loaded = queries.exports.first_load_seq(work, reader.number)
-    if loaded is not None and cut < loaded:
-        raise SnapshotTooOld(
-            f"the state of queue {reader.source!r} as of {cut}: expected an id from {loaded} on, that of its "
-            "first load, because it lacks older values",
-            hint="read a later one",
-        )
+    require_loaded(reader, cut, loaded)
 
 
-def _cut(as_of: datetime | int | None, snapshot: Snapshot) -> int:
-    if as_of is None:
-        return snapshot.read_pointer
+def _cut(as_of: datetime | int, newest: int) -> int:
     if isinstance(as_of, datetime):
         if as_of.tzinfo is None:
             raise InvalidArgument(f"as_of: expected a time with a time zone, found {as_of}")
-        return min(int(as_of.timestamp() * 1000) * 1_000_000, snapshot.read_pointer)
+        return max(-1, min(int(as_of.timestamp() * 1000) * 1_000_000, newest))
     if type(as_of) is not int or as_of < 0:
         raise InvalidArgument(f"as_of: expected a time or the id of a transaction, found {as_of!r}")
-    return min(as_of, snapshot.read_pointer)
+    return min(as_of, newest)

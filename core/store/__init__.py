@@ -14,7 +14,7 @@ from export_queue.core.store.conflict_keys import (
 )
 from export_queue.core.store.counters import Counters, Counts, Histogram
 from export_queue.core.store.creation import adopt, create, identity_of
-from export_queue.core.store.database import Database, Identity, Reading, Work
+from export_queue.core.store.database import ANSWER_SECONDS, Database, Identity, Reading, Work
 from export_queue.core.store.hints import ALL_QUEUES, acknowledgements_of
 from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
 from export_queue.core.store.opening import DEFAULT_SCHEMA, open_database
@@ -41,11 +41,14 @@ from export_queue.core.store.seams import (
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapshot, pack_ids, unpack_ids
 from export_queue.core.store.spec import StoreSpec
 from export_queue.core.store.sqlite.backup import back_up
+from export_queue.core.store.state_key import SEGMENT_COLUMNS, KeyInLayout
 
 __all__ = [
     "ALL_QUEUES",
+    "ANSWER_SECONDS",
     "DEFAULT_SCHEMA",
     "MAX_SHORT_SECONDS",
+    "SEGMENT_COLUMNS",
     "AnySnapshot",
     "Cell",
     "Clock",
@@ -57,6 +60,7 @@ __all__ = [
     "Handle",
     "Histogram",
     "Identity",
+    "KeyInLayout",
     "Limits",
     "Listener",
     "LockCall",

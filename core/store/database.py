@@ -9,23 +9,29 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import StoreReplaced
+from export_queue.core.errors import StoreReplaced, StoreUnavailable
 from export_queue.core.store import forks
+from export_queue.core.store.byte_cache import ByteCache
 from export_queue.core.store.counters import Counters
 from export_queue.core.store.hints import HintTraffic
 from export_queue.core.store.limits import Limits
 from export_queue.core.store.pool import Pool, Translator
-from export_queue.core.store.seams import Dialect
+from export_queue.core.store.seams import Dialect, Handle
 
 if TYPE_CHECKING:
     from export_queue.core.store.postgresql.administration import PostgresServer
 
-_JOIN_SECONDS = 3600.0
-"""Maximum wait for tidying at the end, as for any answer."""
+Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+
+ANSWER_SECONDS = 3600.0
+"""Default limit of the wait for an answer, and of that for tidying at the end."""
+KEPT_BYTES = 64 << 20
+"""Maximum bytes of parts of files that a process keeps for one store."""
 
 log = logging.getLogger("export_queue.store")
 
@@ -90,7 +96,7 @@ class Tidying:
     def wait(self) -> None:
         """Wait for the end of the thread, if any."""
         if self._thread is not None:
-            self._thread.join(_JOIN_SECONDS)
+            self._thread.join(ANSWER_SECONDS)
 
     def begin_anew(self) -> None:
         """Forget the thread of a parent process."""
@@ -128,6 +134,8 @@ class Database:
         """Long transactions whose abort did not reach the store. A later start aborts them."""
         self.expired_at = 0.0
         """When this process last checked for late transactions, in monotonic seconds."""
+        self.kept = ByteCache(KEPT_BYTES)
+        """What this process keeps of files, which never change."""
         self._client = client
         self._translator = Translator(dialect.driver, shown_url)
         self.pool = Pool(engine, dialect, self._translator)
@@ -161,6 +169,37 @@ class Database:
         """Lend a connection for reading, without a SQL transaction, which would cost two round trips."""
         with self.connect(seconds=seconds) as connection:
             yield Reading(connection, self)
+
+    def call(
+        self,
+        seconds: float,
+        step: Callable[Concatenate[Handle, Arguments], Answer],
+        *plain: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Answer:
+        """Run one step of the dialect with these arguments, on any connection of the driver.
+
+        It costs less than :meth:`read`. A step checks by itself whether a file was replaced.
+
+        :param seconds: how long to wait for the answer.
+        """
+        loan = self.pool.check_out()
+        raw = loan.driver_connection
+        try:
+            if self.dialect.server is not None:
+                self.dialect.server.limit(raw, seconds)
+            return step(raw, *plain, **named)
+        except BaseException as error:
+            translated = self.translate(error)
+            is_broken = isinstance(translated or error, StoreUnavailable) or not self.dialect.driver.is_idle(raw)
+            if is_broken or not isinstance(error, Exception):
+                # An answer may still arrive, and a cancelled call may have left a lock with the session.
+                loan.pooled.invalidate()
+            if translated is None or translated is error:
+                raise
+            raise translated from error
+        finally:
+            self.pool.check_in(loan)
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
@@ -208,6 +247,7 @@ class Database:
         """Close all connections, after :meth:`wait_until_tidy`."""
         self.wait_until_tidy()
         self.hints.close()
+        self.kept.clear()
         self.forget_connections()
         if self.dialect.file is not None:
             self.dialect.file.forget()
@@ -223,3 +263,4 @@ class Database:
         if self.tidying is not None:
             self.tidying.begin_anew()
         self.counters = Counters()
+        self.kept = ByteCache(KEPT_BYTES)  # a thread of the parent may have held its lock

@@ -16,6 +16,7 @@ from uuid import UUID
 from export_queue.core.errors import StoreError
 from export_queue.core.store.registration import Kind
 from export_queue.core.store.snapshot import AnySnapshot, Snapshot
+from export_queue.core.store.state_key import KeyInLayout
 
 if TYPE_CHECKING:
     import sqlite3
@@ -387,6 +388,15 @@ class TransactionSteps(Protocol):
         :param after: the position after which reading starts.
         :param rows: the maximum number of entries.
         :returns: bucket, key, seq and value.
+        """
+
+    def find_key(self, connection: Handle, state: int, hashed: int, key: bytes, cut: int) -> list[KeyInLayout]:
+        """Read all that the store has about one key of a state, at one moment.
+
+        :param state: number of the reader that is the state.
+        :param hashed: the key's hash.
+        :param cut: rows with a greater sequence are left out.
+        :returns: what each open layout has; nothing if the state was removed.
         """
 
     def expire(self, connection: Handle) -> Swept:

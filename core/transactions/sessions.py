@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from export_queue.core.errors import InvalidArgument, StoreUnavailable, TransactionError
+from export_queue.core.errors import InvalidArgument, TransactionError
 from export_queue.core.store import Database, Handle, Work
 
 Answer = TypeVar("Answer")
@@ -72,7 +72,6 @@ class PooledSession(Session):
         super().__init__(database)
         self._seconds = seconds
         self._slow_seconds = slow_seconds
-        self._limit = None if database.dialect.server is None else database.dialect.server.limit
 
     def call(
         self, step: Callable[Concatenate[Handle, Arguments], Answer], *plain: Arguments.args, **named: Arguments.kwargs
@@ -82,26 +81,7 @@ class PooledSession(Session):
             raise _used_twice()
         begun = time.monotonic()
         try:
-            database = self._database
-            loan = database.pool.check_out()
-            raw = loan.driver_connection
-            try:
-                if self._limit is not None:
-                    self._limit(raw, self._seconds)
-                return step(raw, *plain, **named)
-            except BaseException as error:
-                translated = database.translate(error)
-                is_broken = isinstance(translated or error, StoreUnavailable) or not database.dialect.driver.is_idle(
-                    raw
-                )
-                if is_broken or not isinstance(error, Exception):
-                    # An answer may still arrive, and a cancelled call may have left a lock with the session.
-                    loan.pooled.invalidate()
-                if translated is None or translated is error:
-                    raise
-                raise translated from error
-            finally:
-                database.pool.check_in(loan)
+            return self._database.call(self._seconds, step, *plain, **named)
         finally:
             seconds = time.monotonic() - begun
             self.held_up_seconds += seconds if seconds >= self._slow_seconds else 0.0

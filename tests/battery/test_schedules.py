@@ -25,9 +25,11 @@ pytestmark = pytest.mark.timeout(1800)  # some hundred runs, next to other work
 OTHERS = {
     "load_value": {"load_gone", "drain", "compact", "move", "fall_back", "subscribe", "subscribe_first"},
     "urgent_drain": {"drain", "compact", "move", "fall_back", "take_over"},
-    "mirror": {"load_gone", "short", "abort", "maintain", "move", "alter", "roll_back", "compact_state"},
+    "mirror": {"load_gone", "short", "abort", "maintain", "move", "alter", "roll_back", "compact_state", "get"},
     "roll_back": {"mirror", "load_gone", "compact_state", "maintain"},
-    "compact_state": {"mirror", "roll_back", "load_gone", "short", "maintain", "alter", "end_transactions"},
+    "compact_state": {"mirror", "roll_back", "load_gone", "short", "maintain", "alter", "end_transactions", "get"},
+    "move_state": {"load_gone", "alter", "get"},
+    "get": {"load_gone", "short", "abort", "maintain", "alter", "mirror", "compact_state", "move_state"},
     "end_transactions": {
         "compact_state",
         "load_gone",
@@ -71,6 +73,7 @@ TRIPLES = [
     ("load_gone", "compact", "drain"),
     ("compact", "urgent_drain", "drain"),
     ("load_gone", "alter", "maintain"),
+    ("compact_state", "maintain", "get"),
 ]
 """Of these SQLite runs every schedule with one preemption."""
 FENCED = [

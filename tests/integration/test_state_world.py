@@ -174,7 +174,7 @@ class StateWorld(RuleBasedStateMachine):
         state = self.store.state("q")
         assert dict(state.scan()) == self.expected()
         assert state.count() == len(self.expected())
-        for key in KEYS[:3]:
+        for key in KEYS:
             assert state.get(key) == self.expected().get(key)
 
     @invariant()
@@ -182,7 +182,9 @@ class StateWorld(RuleBasedStateMachine):
         oldest = (self.now_ms - HISTORY_MS) * 1_000_000
         for cut in self.cuts[-3:]:
             if cut >= oldest and not any(int(value["id"]) < cut for value, _ in self.open):
-                assert dict(self.store.state("q").scan(as_of=cut)) == self.expected(cut)
+                state, expected = self.store.state("q"), self.expected(cut)
+                assert dict(state.scan(as_of=cut)) == expected
+                assert {key: state.get(key, as_of=cut) for key in KEYS} == {key: expected.get(key) for key in KEYS}
 
 
 def in_a_file(stack: ExitStack, clock: Callable[[], int]) -> Store:

@@ -102,6 +102,8 @@ class Scene:
     """Rows that were merged into a file that is lost."""
     has_state: bool = False
     """Whether the queue remembers its state."""
+    seen: list[tuple[str, int, Value]] = field(default_factory=list)
+    """What the state had: key, the id that was committed last before the reading began, and the value."""
     mirrors: list[tuple[int, dict[str, bytes] | int]] = field(default_factory=list)
     """Ids of transactions that made the state equal to records, or to the state after the transaction with an id."""
 
@@ -408,6 +410,19 @@ def merge_state(scene: Scene, store: Store) -> None:
     compact(store.database, store.state(QUEUE).id, wanted=Candidates(least=2))
 
 
+def move_state(scene: Scene, store: Store) -> None:
+    """Move what the state has in older layouts into the current one."""
+    compact(store.database, store.state(QUEUE).id, older_layouts=True)
+
+
+def get(scene: Scene, store: Store) -> None:
+    """Read keys of the state, one by one: in a file and a row, in files, deleted in a file's place, and in a row."""
+    state = store.state(QUEUE)
+    for key in ("a", "f1", "k", "m"):
+        last = max((number for number, of, _ in scene.entries() if of == key), default=0)
+        scene.seen.append((key, last, state.get(key)))
+
+
 def _expire(store: Store) -> None:
     with store.database.begin() as work:
         work.connection.execute(schema.lock.update().values(lease_ms=0))
@@ -437,6 +452,8 @@ OPERATIONS = {
         Operation("mirror", mirror, needs_state=True),
         Operation("roll_back", roll_back, needs_state=True),
         Operation("compact_state", merge_state, some_files, needs_state=True),
+        Operation("move_state", move_state, older_layout, needs_state=True),
+        Operation("get", get, files_of_state, needs_state=True),
     )
 }
 
@@ -551,6 +568,7 @@ class Audience:
         self._clean_up()
         if scene.has_state:
             self._look_at_state()
+        self._look_at_what_was_seen()
         return self.wrong
 
     def _reports(self) -> list[DrainReport]:
@@ -609,6 +627,13 @@ class Audience:
             found, expected = dict(self.store.state(QUEUE).scan()), self.scene.expected()
             self._expect(found, expected, f"the state{when}")
             maintain(self.store.database, patience=Patience(files=0.0))
+
+    def _look_at_what_was_seen(self) -> None:
+        """Each reading found what was committed last when it began, or something newer."""
+        for key, last, value in self.scene.seen:
+            may_be = {said for number, of, said in self.scene.entries() if of == key and number >= last}
+            if value not in (may_be or {None}):
+                self.wrong.append(f"get of {key!r}: expected one of {may_be or {None}}, found {value!r}")
 
     def _left(self) -> list[str]:
         if self.scene.has_state:  # has all rows and files that hold a value

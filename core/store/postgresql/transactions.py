@@ -40,6 +40,8 @@ from export_queue.core.store.seams import (
     Writes,
 )
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot, Snapshot
+from export_queue.core.store.state_key import POSTGRESQL as FIND_KEY
+from export_queue.core.store.state_key import KeyInLayout
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
@@ -69,6 +71,7 @@ class PostgresSteps(TransactionSteps):
         self._start_limited = self._sql(sql.START_LIMITED)
         self._commit = self._prepared("xq_commit", sql.COMMIT)
         self._abort = self._sql(sql.ABORT)
+        self._find_key = self._prepared("xq_find_key", FIND_KEY)
 
     def now(self, connection: Handle) -> int:
         return int(calls.one(connection, sql.READ_CLOCK)[0])
@@ -332,6 +335,11 @@ class PostgresSteps(TransactionSteps):
             return calls.rows(connection, self._sql(sql.ENTRIES), [*arguments, rows])
         return calls.rows(connection, self._sql(sql.ENTRIES_AFTER), [*arguments, after[0], *after, rows])
 
+    def find_key(self, connection: Handle, state: int, hashed: int, key: bytes, cut: int) -> list[KeyInLayout]:
+        arguments = (BIGINT.pack(state), BIGINT.pack(hashed), key, BIGINT.pack(cut))
+        answer = calls.ask(connection, self._find_key, arguments)
+        return [_key_in_layout(*(answer.get_value(row, at) for at in range(8))) for row in range(answer.ntuples)]
+
     def expire(self, connection: Handle) -> Swept:
         return Swept(*calls.one(connection, self._sql(sql.EXPIRE)))
 
@@ -348,3 +356,18 @@ def _number(sent: Any) -> int:
 
 def _version(number: bytes | None, value: bytes | None) -> Version:
     return NO_VERSION if number is None else (_number(number), value)
+
+
+def _key_in_layout(is_standby: bytes | None, first_load: bytes | None, *others: bytes | None) -> KeyInLayout:
+    if is_standby == _TRUE:
+        raise errors.standby()
+    first_load_seq, oldest_cut, buckets, seq, value, segments = others
+    return KeyInLayout(
+        None if first_load is None else first_load.decode(),
+        None if first_load_seq is None else _number(first_load_seq),
+        _number(oldest_cut),
+        _number(buckets),
+        None if seq is None else _number(seq),
+        value,
+        segments,
+    )

@@ -52,6 +52,8 @@ from export_queue.core.store.snapshot import AnySnapshot, Snapshot
 from export_queue.core.store.sqlite import statements as sql
 from export_queue.core.store.sqlite.file import StoreConnection, StoreFile
 from export_queue.core.store.sqlite.writing import Writing, begin_own, raw_of, savepoint
+from export_queue.core.store.state_key import SQLITE as FIND_KEY
+from export_queue.core.store.state_key import KeyInLayout
 
 _DECLARED = {
     column.type.compile(SQLiteDialect()).partition("(")[0]: column
@@ -413,6 +415,10 @@ class SqliteSteps(TransactionSteps):
             return raw_of(connection).execute(sql.ENTRIES, arguments).fetchall()
         arguments |= dict(zip(("bucket", "key", "seq"), after, strict=True))
         return raw_of(connection).execute(sql.ENTRIES_AFTER, arguments).fetchall()
+
+    def find_key(self, connection: Handle, state: int, hashed: int, key: bytes, cut: int) -> list[KeyInLayout]:
+        self._file.require_in_place()
+        return [KeyInLayout(*row) for row in raw_of(connection).execute(FIND_KEY, (state, hashed, key, cut))]
 
     def expire(self, connection: Handle) -> Swept:
         raw = raw_of(connection)
