@@ -15,6 +15,7 @@ from export_queue import MirrorRefused, Store
 from export_queue.hooks import ExportQueueHook, sink_hook
 
 DOCS = Path(__file__).parents[2] / "docs"
+README = DOCS.parent / "README.md"
 NAMES = ("airflow", "mirror", "airflow-secrets", "airflow-reference")
 PAGE = "".join((DOCS / f"{name}.md").read_text("utf-8") for name in NAMES)
 
@@ -25,7 +26,7 @@ def blocks(language: str, page: str = PAGE) -> list[str]:
 
 DAGS = [
     pytest.param(block, id=f"{page.stem}-{number}")
-    for page in sorted(DOCS.glob("**/*.md"))
+    for page in (README, *sorted(DOCS.glob("**/*.md")))
     for number, block in enumerate(blocks("python", page.read_text("utf-8")))
     if re.search(r"^from airflow\b", block, re.MULTILINE)
 ]
@@ -35,7 +36,7 @@ DAGS = [
 def test_dags_of_pages_can_be_written(block: str) -> None:
     names: dict[str, Any] = {}
     exec(compile(block, "docs/airflow.md", "exec"), names)
-    written = [names[name]() for name in re.findall(r"^def (\w+)\(\):", block, re.MULTILINE)]
+    written = [names[name]() for name in re.findall(r"^@dag.*\ndef (\w+)\(\):", block, re.MULTILINE)]
     assert written
     assert all(isinstance(dag, DAG) for dag in written)
 
@@ -47,6 +48,29 @@ def test_its_smallest_dags_run(store_path: Path, redis_connection: Any, run_dag:
         assert run_dag(names["count_visits"]()).state == "success"
         assert run_dag(names["publish_visits"]()).state == "success"
     assert redis_connection.get("visits:home") == b'{"visits":2}'
+
+
+def test_the_smallest_dag_of_the_readme_mirrors_a_query_and_proves_it(
+    store_path: Path, run_dag: Any, connect: Any, tmp_path: Path
+) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(blocks("python", README.read_text("utf-8"))[0], "README.md", "exec"), names)
+    connect("warehouse_default", conn_type="sqlite", host=str(tmp_path / "warehouse.db"))
+    connect("elasticsearch_default", conn_type="sqlite", host=str(tmp_path / "copy.db"))  # a sink is found by its type
+    warehouse = sqlite3.connect(tmp_path / "warehouse.db", isolation_level=None)
+    warehouse.execute("create table customers (id integer, name text, city text)")
+    warehouse.executemany("insert into customers values (?, ?, 'Oslo')", enumerate("abcdefghij"))
+    first = run_dag(names["customers_to_search"]())
+    assert (first.state, first.result("mirror")["new"], first.result("verify")["differences"]) == ("success", 10, 0)
+    warehouse.execute("delete from customers where id = 3")
+    warehouse.execute("update customers set city = 'Rome' where id = 4")
+    second = run_dag(names["customers_to_search"]())
+    told = second.result("mirror")
+    assert (second.state, told["changed"], told["deleted"]) == ("success", 1, 1)
+    assert second.result("drain")["acknowledged"] == 2
+    warehouse.execute("delete from customers")
+    refused = run_dag(names["customers_to_search"]())
+    assert isinstance(refused.errors["mirror"], MirrorRefused)
 
 
 def test_the_mirror_of_a_query_sends_changes_and_deletes(
