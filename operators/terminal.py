@@ -13,6 +13,11 @@ _TOLD_BY_A_RETRY = (AfterCommitFailed, CommitOutcomeUnknown)
 """Errors after which the work may have taken effect: a retry of the same unit of work finds out."""
 
 
+def may_help(error: ExportQueueError) -> bool:
+    """Return whether a retry of the task may help."""
+    return error.transient or isinstance(error, _TOLD_BY_A_RETRY)
+
+
 @contextmanager
 def terminal_errors_fail_at_once() -> Iterator[None]:
     """Let Airflow retry a task only for transient errors.
@@ -23,7 +28,7 @@ def terminal_errors_fail_at_once() -> Iterator[None]:
     try:
         yield
     except ExportQueueError as error:
-        if error.transient or isinstance(error, (*_TOLD_BY_A_RETRY, AirflowFailException)):
+        if may_help(error) or isinstance(error, AirflowFailException):
             raise
         raise _as_failure(error) from error
 

@@ -48,7 +48,13 @@ NAMES = """
     TooManyDeadLetters DeadLettersLeft
 """.split()
 
-NEED_AIRFLOW = {"ExportQueueNotificationTrigger", "ExportQueueTrigger", "export_transaction", "queue_asset"}
+NEED_AIRFLOW = {
+    "ExportQueueNotificationTrigger",
+    "ExportQueueRetryPolicy",
+    "ExportQueueTrigger",
+    "export_transaction",
+    "queue_asset",
+}
 """Loaded by tests/airflow/test_public_face.py, since the import of Airflow sets it up."""
 
 PROTOCOLS = (
