@@ -69,12 +69,12 @@ class StateContent:
         :raises SegmentLost: a file is missing or damaged.
         """
         if not self.reader.older:
-            yield from self._read(self.reader, within)
+            yield from self._newest(within)
             return
         with contextlib.closing(EntrySpool()) as spool:
             spool.keep(self._in_older_layouts(within))  # first: entries move only into later layouts
             at = within.first, b""
-            for page in self._read(self.reader, within):
+            for page in self._newest(within):
                 if page:
                     upto = page.buckets[-1], page.keys[-1]
                     yield _joined(page, spool.between(at, upto))
@@ -82,6 +82,14 @@ class StateContent:
             rest = spool.between(at, (within.end, b""))
             while block := list(islice(rest, PAGE_ROWS)):
                 yield _joined(Entries((), (), (), ()), block)
+
+    def _newest(self, within: Range) -> Iterator[Entries]:
+        """Read the newest layout."""
+        for part in self._parts(within):
+            if isinstance(part, Entries):
+                yield part
+            else:
+                yield from _pages_of(part)
 
     def _in_older_layouts(self, within: Range) -> Iterator[Row]:
         """Read what was not moved yet after the queue's buckets were altered, with the buckets of today."""
@@ -104,10 +112,8 @@ class StateContent:
         if self.reader.older:
             yield from (table_of([page]) for page in self.pages(within) if page)
             return
-        for unit in self.reader.layouts()[-1].units():
-            first, end = max(unit.first, within.first), min(unit.end, within.end)
-            if first < end:
-                yield from self._tables(Range(first, end, unit.layout))
+        for part in self._parts(within):
+            yield table_of([part]) if isinstance(part, Entries) else part
 
     def record_batches(self, within: Range, start: bytes = b"") -> Iterator[pa.RecordBatch]:
         """Read the records as columns ``bucket``, ``key`` and ``value``, in the order of bucket and key.
@@ -127,7 +133,14 @@ class StateContent:
                 found = found.filter(pc.equal(beginnings, pa.scalar(start, pa.binary())))
             yield from found.to_batches()
 
-    def _tables(self, within: Range) -> Iterator[pa.Table]:
+    def _parts(self, within: Range) -> Iterator[Entries | pa.Table]:
+        """Read the newest layout unit by unit: files as columns, unless there are none or too many."""
+        for unit in self.reader.layouts()[-1].units():
+            first, end = max(unit.first, within.first), min(unit.end, within.end)
+            if first < end:
+                yield from self._parts_of_unit(Range(first, end, unit.layout))
+
+    def _parts_of_unit(self, within: Range) -> Iterator[Entries | pa.Table]:
         """Read a part of a unit; see :meth:`_read` about segments that are replaced meanwhile."""
         after: BucketAndKey | None = None
         is_read = False
@@ -135,10 +148,10 @@ class StateContent:
             with self.database.read() as work:
                 version = self._check(work)
                 segments = waiting_segments(work, self.reader, self.snapshot, within)
-            if len(segments) > _MOST_AT_ONCE:  # their row groups might not fit into memory
+            # Without segments pyarrow may be missing. The row groups of many might not fit into memory.
+            if not 0 < len(segments) <= _MOST_AT_ONCE:
                 position = None if after is None else Position(*after, _LAST_SEQ)
-                for page in self._read(self.reader, within, after=position):
-                    yield table_of([page])
+                yield from self._read(self.reader, within, after=position)
                 return
             sources = [batches_after(one, within, after) for one in segments]
             with contextlib.ExitStack() as stack:
@@ -242,6 +255,12 @@ def _in_order(parts: Sequence[pa.Table]) -> pa.Table:
 
 def _schema() -> pa.Schema:
     return table_of([]).schema
+
+
+def _pages_of(table: pa.Table) -> Iterator[Entries]:
+    for start in range(0, table.num_rows, PAGE_ROWS):
+        page = table.slice(start, PAGE_ROWS)
+        yield Entries(*(page[name].to_pylist() for name in ("bucket", "key", "seq", "value")))
 
 
 def _joined(page: Entries, others: Iterable[Row]) -> Entries:

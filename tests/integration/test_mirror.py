@@ -30,10 +30,12 @@ from export_queue import (
     Store,
     TransactionsInProgress,
     UnknownQueue,
+    bucket,
     drain,
 )
 from export_queue.core.segments import compact
 from export_queue.core.sources import StateContent
+from export_queue.core.sources import state as states
 from export_queue.core.state import MirrorOptions, trim
 from export_queue.core.state import mirror as mirrors
 from export_queue.core.store import queries
@@ -471,6 +473,37 @@ def test_a_delete_goes_only_with_everything_older(customers: Store, tmp_path: Pa
     content = StateContent(customers.database, *found_state(customers))
     assert sum(len(page) for page in content.pages(Range(0, 8))) == 98
     assert customers.state("customers").count() == 98
+
+
+@pytest.mark.parametrize("segments_at_once", [0, 2, 32])
+def test_a_state_of_rows_and_files_is_read_in_pages(
+    customers: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segments_at_once: int
+) -> None:
+    """Whether files are merged as columns or row by row, the pages have the latest entry of each key, in order."""
+    monkeypatch.setattr(states, "PAGE_ROWS", 7)
+    monkeypatch.setattr(states, "_MOST_AT_ONCE", segments_at_once)
+    customers.database.segments = str(tmp_path / "segments")
+    versions: dict[str, tuple[int, str | None]] = {}
+    for start, value in ((0, "first"), (20, "second"), (50, None)):
+        changes = {f"{n}": value for n in range(start, start + 40)}
+        versions |= dict.fromkeys(changes, (in_a_file(customers, changes), value))
+    with customers.transaction() as tx:
+        for n in range(85, 95):
+            tx.queue("customers").add(f"{n}", "row")
+    content = StateContent(customers.database, *found_state(customers))
+    pages = list(content.pages(Range(0, 8)))
+    assert max(map(len, pages)) <= 7
+    columns = ([one for page in pages for one in getattr(page, name)] for name in ("buckets", "keys", "seqs", "values"))
+    found = list(zip(*columns, strict=True))
+    assert [row[:2] for row in found] == sorted((bucket(key, 8), key) for key in (b"%d" % n for n in range(95)))
+    for _, key, seq, value in found:
+        if int(key) < 85:
+            wanted_seq, wanted = versions[key.decode()]
+            assert (seq, value) == (wanted_seq, None if wanted is None else b'"%s"' % wanted.encode())
+        else:
+            assert value == b'"row"'
+    tables = [table.to_pylist() for table in content.tables(Range(0, 8))]
+    assert [tuple(row.values()) for rows in tables for row in rows] == found
 
 
 def found_state(store: Store) -> tuple[Any, Any, int, int]:
