@@ -78,7 +78,7 @@ class Operations:
     def ranks(self) -> list[int]:
         """Return the rank of each operation: by seq, and a put above a delete at the same seq (I9)."""
         if all(self.documents):  # the usual case
-            return [2 * seq + 1 for seq in self.seqs]
+            return [seq + seq + 1 for seq in self.seqs]  # faster than 2 * seq
         return [2 * seq + (document is not None) for seq, document in zip(self.seqs, self.documents, strict=True)]
 
     def take(self, positions: Sequence[int]) -> Operations:

@@ -7,7 +7,6 @@ Spark would repeat the task in vain.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -99,20 +98,13 @@ class VerifySetup:
         counts = [0, 0]
         with (
             contextlib.closing(Spool()) as spool,
-            tempfile.TemporaryFile() as later,
             contextlib.closing(self.store.open()) as database,
         ):
             spool.is_ranked = self.is_ranked
             for content in pages:
                 page = Page.unpacked(content)
                 counts[page.side] += len(page.rows.ids)
-                if page.side == 0:
-                    spool.add_page(page)
-                else:
-                    later.write(len(content).to_bytes(8, "little") + content)
-            later.seek(0)
-            while size := later.read(8):
-                spool.add_page(Page.unpacked(later.read(int.from_bytes(size, "little"))))
+                spool.add_page(page)
             # after records were read, which may be of a load
             loads = read_loads(database, self.reader, of_source=self.loaded)
             spool.compare(copies=self.exporter is None, loads=loads)

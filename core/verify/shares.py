@@ -5,7 +5,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import xxhash
 
@@ -28,17 +28,13 @@ class Page:
 
     def packed(self) -> bytes:
         """Return the page as bytes, which another process reads with :meth:`unpacked`."""
-        rows = self.rows
-        is_key = rows.keys is rows.ids
-        columns: list[Any] = [self.side, self.names, is_key, rows.targets, rows.ids, rows.ranks, rows.digests]
-        columns += [None if is_key else rows.keys, rows.expires]
-        return marshal.dumps(tuple(columns), 2)
+        return marshal.dumps((self.side, list(self.names), self.rows.packed()), 2)
 
     @classmethod
     def unpacked(cls, content: bytes) -> Self:
         """Return the page that :meth:`packed` packed."""
-        side, names, is_key, targets, ids, ranks, digests, keys, expires = marshal.loads(content)
-        return cls(side, names, Rows(targets, ids, ranks, digests, ids if is_key else keys, expires))
+        side, names, rows = marshal.loads(content)
+        return cls(side, names, Rows.unpacked(rows))
 
 
 @dataclass(slots=True)

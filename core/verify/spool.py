@@ -44,10 +44,10 @@ SELECT target, id FROM (
   SELECT 0 AS side, target, id, rank, ifnull(digest, x'') AS digest FROM expected
   UNION ALL SELECT 1, target, id, rank, ifnull(digest, x'') FROM found)
 GROUP BY target, id
-HAVING NOT (count(*) = 2 AND sum(side) = 1 AND min(digest) = max(digest)
+HAVING NOT (min(side) = 0 AND max(side) = 1 AND min(digest) = max(digest)
             AND (min(rank) = max(rank) OR NOT :ranked
-                 OR (max(rank) >> 1 = :of_reader AND max(rank * side) = max(rank))
-                 OR (max(rank) >> 1 = :of_source AND max(rank * side) = min(rank))))
+                 OR (count(*) = 2 AND max(rank) >> 1 = :of_reader AND max(rank * side) = max(rank))
+                 OR (count(*) = 2 AND max(rank) >> 1 = :of_source AND max(rank * side) = min(rank))))
    AND NOT (min(side) = 1 AND max(digest) = x'')
    AND NOT (max(side) = 0 AND max(digest) = x'' AND (NOT :ranked OR max(rank) >> 1 < :began))
 """
@@ -137,7 +137,7 @@ class Spool:
         self._sides.add(0, Rows.of(records, self._number, keys, expires), is_ranked=self.is_ranked)
 
     def add_found(self, records: StoredRecords) -> None:
-        """Add what the sink has, after everything that the source expects."""
+        """Add what the sink has."""
         self._sides.add(1, Rows.of(records, self._number), is_ranked=self.is_ranked)
 
     def add_fresh(self, records: StoredRecords, keys: Sequence[bytes], expires: Sequence[bool] | None = None) -> None:
@@ -191,7 +191,7 @@ class Spool:
         return self.candidates()
 
     def add_page(self, page: Page) -> None:
-        """Add a page that another process has made; all expected records before the found ones."""
+        """Add a page that another process has made."""
         self._sides.add(page.side, page.rows.renumbered(self._numbers_of(page.names)), is_ranked=self.is_ranked)
 
     def packed_candidates(self) -> Iterator[bytes]:
@@ -284,7 +284,7 @@ class Spool:
         return self.targets[number]
 
     def _insert(self, table: str, rows: Rows) -> None:
-        columns: list[Iterable[Any]] = [rows.targets, rows.ids, rows.ranks, rows.digests]
+        columns: list[Iterable[Any]] = [rows.targets, rows.ids, rows.ranks, rows.digest_list()]
         if rows.keys is not None:
             columns += [rows.keys, rows.expires or repeat(False, len(rows.ids))]
         self._sql.executemany(

@@ -182,11 +182,14 @@ def test_what_is_no_candidate_is_the_same() -> None:
             with contextlib.closing(Spool()) as spool:
                 spool.is_ranked = is_ranked
                 cases = list(product(versions[3:], [*versions, None]))
-                for number, ((rank, document), found) in enumerate(cases):
-                    record = [b"%d" % number]
-                    spool.add_expected(StoredRecords(["t"], record, [rank], [document]), record)
-                    if found is not None:
-                        spool.add_found(StoredRecords(["t"], record, [found[0]], [found[1]]))
+                expected_rows = [(b"%d" % number, *one) for number, (one, _) in enumerate(cases)]
+                found_rows = [(b"%d" % number, *one) for number, (_, one) in enumerate(cases) if one is not None]
+                expected_page, found_page = (
+                    StoredRecords(["t"] * len(rows), *map(list, zip(*rows, strict=True)))  # type: ignore[arg-type]
+                    for rows in (expected_rows, found_rows)
+                )
+                spool.add_expected(expected_page, expected_page.ids)
+                spool.add_found(found_page)
                 spool.compare(copies=True, loads=loads)
                 candidates = {int(one.id) for page in spool.pages() for one in page}
             for number, ((rank, document), found) in enumerate(cases):
