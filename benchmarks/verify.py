@@ -4,6 +4,10 @@ scan of the sink.
 The sinks are in memory, where reading costs least, in Redis, and in a table of PostgreSQL; processor time is that of
 client and server. Documents are JSON of a hundred bytes. The store is SQLite; the state is in local files.
 
+A drain next to a verify of the same queue and sink is compared with the same drain alone; the store is PostgreSQL, the
+sink Redis, and the verify runs in a process of its own. Both need the cores of the machine, so that the processor time
+of the drain's process, and of the store, is shown too: it says what the verify costs the drain apart from the cores.
+
 Memory is that of a process which compares a state with a sink in SQLite, so that only verify holds data.
 
 ``EXPORT_QUEUE_BENCH_ENTRIES`` is the largest number of records; a million by default.
@@ -15,16 +19,18 @@ import contextlib
 import multiprocessing
 import os
 import re
+import statistics
 import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from tests.support.servers import PostgresServer, RedisServer
 
 from benchmarks.clients import PATIENCE
-from benchmarks.measuring import Figure, Watch, alternate, median_ratio, rate
+from benchmarks.measuring import Figure, Watch, alternate, median_ratio, rate, speed
 from benchmarks.processor import ProcessorClock, no_server, of_server
 from export_queue import MemorySink, Operations, RedisSink, SqlSink, Store, drain, verify
 from export_queue.core.sources import StateSource
@@ -32,6 +38,10 @@ from export_queue.core.sources import StateSource
 BASELINE = "reading the state and the sink once"
 GOAL = 1.3
 FLAT = 1.2
+ALONE = "the same drain alone"
+DRAIN_GOAL = 0.95
+"""Speed of a drain next to a verify."""
+_COMMITTED_TOGETHER = 500
 QUEUE = "customers"
 _DOCUMENT = b'{"name":"customer","city":"Oslo","total":%07d,"open":false,"note":"one hundred bytes of a document"}'
 _BATCH = 50_000
@@ -45,6 +55,7 @@ def run(quick: bool) -> Iterator[Figure]:
     for size in (largest // 10, largest):
         yield from in_memory(size, repeats)
     yield from in_servers(largest // 10, repeats)
+    yield from beside_drains(largest // 5, largest // 20, repeats)
     small, large = (peak_memory(size) for size in (largest // 10, largest))
     yield Figure(
         bench="verify",
@@ -151,6 +162,109 @@ def compared(
             goal=GOAL if what and not differences else None,
             note="" if what else rate(taken, "verify", size, "records"),
         )
+
+
+def beside_drains(size: int, drained: int, repeats: int) -> Iterator[Figure]:
+    """Drain alone, and while another process compares the records of the same queue again and again.
+
+    :param size: records that are in the sink before.
+    :param drained: entries of each drain, of other keys.
+    """
+    with tempfile.TemporaryDirectory() as folder, PostgresServer() as postgres, RedisServer() as redis:
+        url = postgres.url(postgres.create_database())
+        address = {"host": redis.host, "port": redis.port, "password": redis.password}
+        with Store.open(url, segments=folder) as store, contextlib.closing(RedisSink(**address)) as sink:
+            fill(store, size)
+            drain(store, QUEUE, sink)
+
+            def alone(watch: Watch) -> None:
+                _add_rows(store, drained)
+                with watch.running():
+                    report = drain(store, QUEUE, sink)
+                assert report.written == drained, report.line()
+
+            def beside(watch: Watch) -> None:
+                with verifying(url, folder, address):
+                    alone(watch)
+
+            taken = alternate({"beside": beside, ALONE: alone}, repeats=repeats, server=of_server(postgres.pid))
+    case = f"a drain of {drained:,} entries next to a verify of {size:,} records"
+    yield Figure(
+        bench="verify",
+        case=f"{case}, speed",
+        ratio=speed(taken, "beside", ALONE),
+        better="higher",
+        baseline=ALONE,
+        repeats=repeats,
+        goal=DRAIN_GOAL,
+        note=f"{os.cpu_count()} cores; {rate(taken, 'beside', drained, 'entries')}",
+    )
+    for part, what in (("client", "its process"), ("server", "the store, with the statements of the verify")):
+        of = {name: [getattr(watch, part) for watch in watches] for name, watches in taken.watches.items()}
+        yield Figure(
+            bench="verify",
+            case=f"{case}, processor time of {what}",
+            ratio=median_ratio(of["beside"], of[ALONE]),
+            better="lower",
+            baseline=ALONE,
+            repeats=repeats,
+            note=f"{statistics.median(of['beside']) / drained * 1e6:.1f} µs an entry",
+        )
+
+
+def _add_rows(store: Store, count: int) -> None:
+    for start in range(0, count, _COMMITTED_TOGETHER):
+        with store.transaction() as tx:
+            queue = tx.queue(QUEUE)
+            for n in range(start, min(start + _COMMITTED_TOGETHER, count)):
+                queue.add(b"drained-%013d" % n, _DOCUMENT % n)
+
+
+class _EndedError(Exception):
+    """The verify is no longer needed."""
+
+
+@contextlib.contextmanager
+def verifying(url: str, folder: str, address: dict[str, Any]) -> Iterator[None]:
+    """Let another process verify from before the block to its end."""
+    ours, theirs = _FRESH.Pipe()
+    process = _FRESH.Process(target=_verify_repeatedly, args=(url, folder, address, theirs), daemon=True)
+    process.start()
+    try:
+        if not ours.poll(PATIENCE):
+            raise RuntimeError("the verify of the benchmark has not begun to read")
+        ours.recv()
+        yield
+        assert not ours.poll(), "the verify of the benchmark has failed"
+        ours.send(None)
+        process.join(PATIENCE)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _verify_repeatedly(url: str, folder: str, address: dict[str, Any], commands: Connection) -> None:
+    """Verify until something is received. Send a message when the first one reads, and another if one fails."""
+    has_begun = False
+
+    def check(_: object) -> None:
+        nonlocal has_begun
+        if not has_begun:
+            commands.send("reads")
+            has_begun = True
+        if commands.poll():
+            raise _EndedError
+
+    with Store.open(url, segments=folder) as store, contextlib.closing(RedisSink(**address)) as sink:
+        try:
+            while True:
+                report = verify(store, QUEUE, sink, on_progress=check)
+                assert not report.differences, report.line()
+        except _EndedError:
+            pass
+        except BaseException:
+            commands.send("failed")
+            raise
 
 
 def peak_memory(size: int) -> int:
