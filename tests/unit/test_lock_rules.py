@@ -279,7 +279,8 @@ def oracle(request: Request, locks: list[Lock], others: list[Request]) -> tuple[
     live = [x for x in locks if x.lease_ms > NOW and not x.revoked]
     live = [x for x in live if x.task != request.task or x.attempt == request.attempt]
     own = [x for x in live if x.task == request.task and is_covering(x)]
-    standing = [x for x in live if x not in own and hurts(x.area, x.mode)]
+    live = [x for x in live if not own or x.task != request.task]  # narrower ones of its own do not count either
+    standing = [x for x in live if hurts(x.area, x.mode)]
     ahead = [
         x
         for x in others
