@@ -31,10 +31,11 @@ def list_transactions(store: Store) -> Result:
             "queues": None if one.queues is None else list(one.queues),
             "first_load": one.loads,
             "mirrors": one.mirrors,
+            "replays": one.replays,
         }
         for one in store.transactions_in_progress()
     ]
-    rare = ("session", "queues", "first_load", "mirrors")
+    rare = ("session", "queues", "first_load", "mirrors", "replays")
     return Result(
         json=rows,
         table=[row | {"queues": ", ".join(row["queues"] or ())} for row in rows],

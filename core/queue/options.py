@@ -330,6 +330,7 @@ def _next_layout(work: Work, queue: Queue, readers: Sequence[Queue], changed: Ma
     buckets = changed.get("buckets", queue.buckets)
     check_number("buckets", buckets, MAX_BUCKETS)
     check_number("buckets_per_range", changed.get("buckets_per_range", queue.buckets_per_range), buckets)
+    _require_no_turn(work, readers)
     # After everything else that waits for others. From here on nobody adds: all that is stored or staged is in the
     # ending layout, and was added by a transaction whose id has been drawn.
     shut_out_commits(work, queue)
@@ -339,6 +340,15 @@ def _next_layout(work: Work, queue: Queue, readers: Sequence[Queue], changed: Ma
     ended = (queue.layout, queue.buckets, queue.buckets_per_range)
     queries.layouts.cease(work, queue.number, ended, is_closed=guard == "fence")
     return queue.layout + 1
+
+
+def _require_no_turn(work: Work, readers: Sequence[Queue]) -> None:
+    """Require that no rebuild is changing its pointers: it keeps drains of the other target out, in today's buckets."""
+    if found := queries.rebuilds.turning(work, [one.id for one in readers]):
+        raise QueueBusy(
+            f"a rebuild of {', '.join(map(repr, found))} is changing its pointers",
+            hint=f"if that step was interrupted, repeat it: export-queue rebuild status {found[0]} names it",
+        )
 
 
 def _check_largest_value(work: Work, queue: Queue, most: int) -> None:

@@ -32,6 +32,7 @@ from export_queue.core.drain import (
 from export_queue.core.errors import (
     InvalidArgument,
     LeaseLost,
+    QueueBusy,
     RebuildRefused,
     RegistrationLost,
     SinkBindingError,
@@ -378,10 +379,10 @@ def _turn(
     via, after = ("switching", "switched") if step == "switch" else ("returning", "following")
     other = record.reader if to == record.new_reader else record.new_reader
     spec = _spec_of(database, to, sink)
-    with _held(database, other, lock_timeout) as check, opened_sink(spec) as opened:
+    with _held(database, other, lock_timeout) as (held, check), opened_sink(spec) as opened:
         _catch_up(store, record, to, spec, force=force, lock_timeout=lock_timeout)
         _show(opened)
-        pointing = _move(database, record, via, before=_turning_from(step), step=run)
+        pointing = _move(database, record, via, before=_turning_from(step), step=run, held=held)
         check()
         cast(PointingSink, opened).point(pointing.pointers)
         return _move(database, record, after, before={via}, step=run, of_step=True)
@@ -411,8 +412,8 @@ def _show(sink: Sink | FencedSink) -> None:
 
 
 @contextlib.contextmanager
-def _held(database: Database, reader: str, lock_timeout: float) -> Iterator[Callable[[], None]]:
-    """Keep drains of a reader out, so that its target does not change; yield a check that they still are.
+def _held(database: Database, reader: str, lock_timeout: float) -> Iterator[tuple[Queue, Callable[[], None]]]:
+    """Keep drains of a reader out, so that its target does not change; yield it, and a check that they still are.
 
     A repeated step takes over from a killed one at once.
     """
@@ -440,17 +441,28 @@ def _held(database: Database, reader: str, lock_timeout: float) -> Iterator[Call
             for keeper in keepers:
                 keeper.check()
 
-        yield check
+        yield queue, check
 
 
 def _move(
-    database: Database, record: Rebuild, phase: str, *, before: set[str], step: str, of_step: bool = False
+    database: Database,
+    record: Rebuild,
+    phase: str,
+    *,
+    before: set[str],
+    step: str,
+    of_step: bool = False,
+    held: Queue | None = None,
 ) -> Rebuild:
     """Record a phase, and return the rebuild as it is then.
 
+    :param held: a reader that must still have the buckets in which it is held. They stay while pointers change.
     :raises LeaseLost: another run of a step has changed the phase meanwhile.
+    :raises QueueBusy: the buckets have been altered.
     """
     with database.begin() as work:
+        if held is not None:
+            _require_layout(work, held)
         moved = queries.rebuilds.move(work, record.reader, phase, before=before, step=step, of_step=of_step)
     found = find_rebuild(database, record.reader)
     if not moved:
@@ -461,6 +473,16 @@ def _move(
     if phase != record.phase:
         log.info("%s", found.line())
     return found
+
+
+def _require_layout(work: Work, held: Queue) -> None:
+    """Require that nobody has altered the buckets of a reader. Alterations wait until the SQL transaction ends."""
+    queries.locks.serialise_requests(work, held.number, queue_id=held.id)
+    if find_reader(work, held.id).layout != held.layout:
+        raise QueueBusy(
+            f"the buckets of {held.id!r} have been altered meanwhile, so that its drains are not kept out",
+            hint="repeat the step",
+        )
 
 
 def _remove(

@@ -65,6 +65,19 @@ def test_mirrors_and_first_loads_say_what_they_are(orders: Store) -> None:
     assert (mirror["mirrors"], mirror["first_load"], mirror["queues"]) == ("orders", None, ["orders"])
 
 
+def test_a_replay_is_listed_as_what_it_is(orders: Store) -> None:
+    orders.run(lambda tx: tx.queue("orders").add("a", 1))
+    replayed: list[dict[str, Any]] = []
+
+    def rows() -> Any:
+        replayed.extend(listed(orders))
+        yield "a", 1
+
+    assert orders.replay("orders", keys=["a"], source=rows).replayed == 1
+    (replay,) = replayed
+    assert (replay["replays"], replay["mirrors"], replay["queues"]) == ("orders", None, ["orders"])
+
+
 def test_an_aborted_transaction_can_no_longer_commit_and_exports_nothing(orders: Store) -> None:
     begun = orders.begin()
     with orders.resume(begun) as tx:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import multiprocessing
@@ -29,7 +30,9 @@ from export_queue import (
     LockNotAvailable,
     Owner,
     Put,
+    QueueBusy,
     RebuildRefused,
+    Retry,
     SinkBindingError,
     SinkConfigurationError,
     SinkSpec,
@@ -39,6 +42,7 @@ from export_queue import (
     verify,
 )
 from export_queue.core.locks import claim, release
+from export_queue.core.queue import alter_queue
 from export_queue.core.store import Database
 from export_queue.core.verify import rebuild as rebuilding
 
@@ -671,3 +675,52 @@ def test_a_step_that_is_killed_anywhere_is_repeated(
     while kill_and_repeat(store, open_store, f"sqlite:///{tmp_path}/copies.db", step, at):
         at += 1
     assert at >= {"start": 6, "finish": 3, "cancel": 3}.get(step, 8)
+
+
+@ONE_STORE
+def test_buckets_altered_during_a_switch_let_no_reader_go_back(
+    store: Store, open_store: Callable[[], Store], copies: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = set_up(store, copies)
+    start(store, copies)
+    other, shown = open_store(), rebuilding._show
+
+    def alter(sink: Any) -> None:  # drains of the old target are kept out in the former buckets only
+        monkeypatch.setattr(rebuilding, "_show", shown)
+        other.alter_queue("orders", buckets=5, buckets_per_range=5, guard="seq")
+        writer.write()
+        drain(other, "orders/main", copies.sink)
+        assert copies.read() == writer.latest()
+        shown(sink)
+
+    monkeypatch.setattr(rebuilding, "_show", alter)
+    with pytest.raises(QueueBusy, match=r"(?s)buckets of 'orders/main' have been altered.*repeat the step"):
+        store.rebuilds.switch("orders/main", copies.sink)
+    assert copies.read() == writer.latest()
+    assert store.rebuilds.status("orders/main").phase == "following"
+    assert store.rebuilds.switch("orders/main", copies.sink).phase == "switched"
+    assert copies.read() == writer.latest()
+
+
+@ONE_STORE
+def test_buckets_stay_while_pointers_change(store: Store, copies: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up(store, copies)
+    start(store, copies)
+    moved = rebuilding._move
+
+    def killed(*given: Any, **named: Any) -> Any:
+        found = moved(*given, **named)
+        if found.phase == "switching":
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(rebuilding, "_move", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.rebuilds.switch("orders/main", copies.sink)
+    monkeypatch.setattr(rebuilding, "_move", moved)
+    at_once = Retry(attempts=1)
+    alter = functools.partial(alter_queue, store.database, "orders", buckets=5, guard="seq", retry=at_once)
+    with pytest.raises(QueueBusy, match=r"(?s)rebuild of 'orders/main' is changing.*rebuild status orders/main"):
+        alter()
+    store.rebuilds.switch("orders/main", copies.sink)
+    assert alter(buckets_per_range=5).buckets == 5

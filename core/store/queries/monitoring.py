@@ -74,6 +74,8 @@ class TransactionInProgress:
     """The subscription whose first load it is."""
     mirrors: str | None
     """The queue that it mirrors."""
+    replays: str | None
+    """The queue of which it adds keys once more."""
 
 
 def transactions_in_progress(work: Reading) -> list[TransactionInProgress]:
@@ -89,12 +91,17 @@ def transactions_in_progress(work: Reading) -> list[TransactionInProgress]:
     nobody = (None, None)
 
     def found(row: Mapping[str, Any]) -> TransactionInProgress:
-        only, state = row["queues"], row["mirrors"]  # the number of a state, and a scope
+        only = row["queues"]
+        # of a mirror: the number of a state, and a scope; of a replay: its name, the number of a queue, and its keys
+        word, *others = (row["mirrors"] or "").split(" ")
+        replays = word == "replay"
+        mirrored = names.get(int(others[0] if replays else word), nobody)[1] if word else None
         return TransactionInProgress(
             **{name: row[name] for name in _SHOWN},
             queues=None if only is None else tuple(json.loads(only)),
             loads=names.get(row["load"], nobody)[0],
-            mirrors=None if state is None else names.get(int(state.partition(" ")[0]), nobody)[1],
+            mirrors=None if replays else mirrored,
+            replays=mirrored if replays else None,
         )
 
     return [found(row) for row in rows]

@@ -10,6 +10,9 @@ import sqlalchemy as sa
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import rebuild as r
 
+_TURNING = ("switching", "returning")
+"""Phases in which pointers change."""
+
 
 def find(work: Reading, reader: str) -> Mapping[str, Any] | None:
     """Read the last rebuild of a reader."""
@@ -47,3 +50,9 @@ def move(work: Work, reader: str, phase: str, *, before: Collection[str], step: 
     if of_step:
         statement = statement.where(r.c.step == step)
     return work.connection.execute(statement.values(phase=phase, step=step, changed_ms=work.now())).rowcount == 1
+
+
+def turning(work: Reading, readers: Collection[str]) -> list[str]:
+    """Return which of some readers have a rebuild whose pointers are being changed, by name."""
+    found = sa.select(r.c.reader).where(r.c.reader.in_(readers), r.c.phase.in_(_TURNING)).order_by(r.c.reader)
+    return [row["reader"] for row in work.rows(found)]
