@@ -18,23 +18,38 @@ def task_name(context: Mapping[str, Any], task_id: str | None = None) -> str:
     """
     instance = context["ti"]
     name = f"{instance.dag_id}/{instance.run_id}/{task_id or instance.task_id}"
-    index = getattr(instance, "map_index", None)
-    return name if index is None or index < 0 else f"{name}/{index}"
+    index = mapped_index(instance)
+    return name if index is None else f"{name}/{index}"
 
 
-def recorded_state(task_instance: Any) -> str | None:
+def mapped_index(task_instance: Any) -> int | None:
+    """Return the map index of a task instance; None if it is not mapped."""
+    index: int | None = getattr(task_instance, "map_index", None)
+    return None if index is None or index < 0 else index
+
+
+def notes_of(transaction: int) -> str:
+    """Return the beginning of the rows with the results of tasks that have written in a transaction.
+
+    The transaction is a part of the row: what an earlier one has committed says nothing about a later one.
+    """
+    return f"{transaction}/"
+
+
+def recorded_state(task_instance: Any, task_id: str | None = None) -> str | None:
     """Read the state of a task instance that Airflow has recorded.
 
     Airflow also calls its success listeners if the report of the success was refused, so the recorded state decides.
+
+    :param task_id: instead, a task of the same run and map index.
     """
-    index = task_instance.map_index
-    mapped = index is not None and index >= 0
+    index, task_id = mapped_index(task_instance), task_id or task_instance.task_id
     states = task_instance.get_task_states(
         dag_id=task_instance.dag_id,
         run_ids=[task_instance.run_id],
-        task_ids=[task_instance.task_id],
-        map_index=index if mapped else None,
+        task_ids=[task_id],
+        map_index=index,
     )
-    key = f"{task_instance.task_id}_{index}" if mapped else task_instance.task_id
+    key = task_id if index is None else f"{task_id}_{index}"
     found: str | None = states.get(task_instance.run_id, {}).get(key)
     return found

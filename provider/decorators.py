@@ -20,7 +20,7 @@ from export_queue.core.transactions import as_json
 from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.once import TaskOnce, UnitOfWork
 from export_queue.hooks.rendered import Reader, RenderedTask, name_or
-from export_queue.hooks.tasks import STAGED_TASKS, task_name
+from export_queue.hooks.tasks import STAGED_TASKS, notes_of, task_name
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
@@ -130,14 +130,14 @@ class ExportTransactionOperator(TaskOnce, RenderedTask, DecoratedOperator, Pytho
         described = ExportQueueHook(self.export_queue_conn_id).describe()
         name = self._idempotency_key
         with terminal_errors_fail_at_once(), open_store(described) as store, store.resume(transaction) as tx:
-            notes = tx.table(STAGED_TASKS)
-            found = notes.get(name, "result")
+            notes, row = tx.table(STAGED_TASKS), f"{notes_of(tx.id)}{name}"
+            found = notes.get(row, "result")
             if found is not None:
                 self.log.warning("An earlier try of %r has written already; returning its result", name)
                 return json.loads(found)
             result = function(*self.op_args, **{**self.op_kwargs, PARAMETER: tx})
             text = as_json(returned(result, f"function {name_of(function)}"), name)
-            notes.set(name, "result", text.encode())
+            notes.set(row, "result", text.encode())
             return result
 
 

@@ -14,7 +14,7 @@ from export_queue.core.errors import AlreadyCommitted, ConflictError, Registrati
 from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.once import TaskOnce, UnitOfWork
 from export_queue.hooks.rendered import Reader, RenderedTask, name_or
-from export_queue.hooks.tasks import STAGED_TASKS, task_name
+from export_queue.hooks.tasks import STAGED_TASKS, mapped_index, notes_of, recorded_state, task_name
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class ExportTransactionBeginOperator(_TaskOfGroup):
     A transaction that an earlier try has begun is aborted first, so that none is left open.
 
     :param transaction_group: id of the group.
+    :param abort_task: id of the task that aborts the transaction.
     :param export_queue_conn_id: connection of the store. (templated)
     :param queues: the only queues to which the transaction may add. (templated)
     :param transaction_timeout: seconds until the commit is refused; 24 hours by default.
@@ -70,9 +71,15 @@ class ExportTransactionBeginOperator(_TaskOfGroup):
     readers: ClassVar[Mapping[str, Reader]] = {**_TaskOfGroup.readers, "queues": names}
 
     def __init__(
-        self, *, queues: list[str] | str | None = None, transaction_timeout: float | None = None, **kwargs: Any
+        self,
+        *,
+        abort_task: str,
+        queues: list[str] | str | None = None,
+        transaction_timeout: float | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.abort_task = abort_task
         self.queues = queues
         self.transaction_timeout = transaction_timeout
 
@@ -101,10 +108,14 @@ class ExportTransactionBeginOperator(_TaskOfGroup):
 
     def _require_all_cleared(self, context: Context) -> None:
         instance: Any = context["ti"]
+        index = mapped_index(instance)
         found = instance.get_task_states(
-            dag_id=instance.dag_id, run_ids=[instance.run_id], task_group_id=self.transaction_group
+            dag_id=instance.dag_id,
+            run_ids=[instance.run_id],
+            task_group_id=self.transaction_group,
+            map_index=index,  # in a mapped group, each of its instances has a transaction of its own
         ).get(instance.run_id, {})
-        own = (instance.task_id, f"{self.transaction_group}.abort")
+        own = [name if index is None else f"{name}_{index}" for name in (instance.task_id, self.abort_task)]
         others = [task for task, state in sorted(found.items()) if state in MAY_HAVE_WRITTEN and task not in own]
         if others:
             raise TransactionError(
@@ -118,8 +129,13 @@ class ExportTransactionCommitOperator(TaskOnce, _TaskOfGroup):
     """Commit the transaction of a group, once.
 
     :param transaction_group: id of the group.
+    :param begin_task: id of the task that has begun the transaction.
     :param export_queue_conn_id: connection of the store. (templated)
     """
+
+    def __init__(self, *, begin_task: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.begin_task = begin_task
 
     def execute(self, context: Context) -> str:
         """Commit. A repetition after a success that was lost changes nothing.
@@ -146,7 +162,7 @@ class ExportTransactionCommitOperator(TaskOnce, _TaskOfGroup):
 
     def _commit(self, store: Store, name: str, transaction: dict[str, Any]) -> int:
         try:
-            _forget_tasks(store, transaction, f"{name}.")
+            _forget_tasks(store, transaction)
             return store.commit(transaction, idempotency_key=name)
         except (ConflictError, RegistrationLost) as error:
             error.transient = False  # this transaction has ended
@@ -159,16 +175,24 @@ class ExportTransactionCommitOperator(TaskOnce, _TaskOfGroup):
         An argument would put this task directly after a set-up task, where Airflow allows no other trigger rule.
         """
         instance: Any = context["ti"]
-        index = {} if instance.map_index is None or instance.map_index < 0 else {"map_indexes": instance.map_index}
-        found: dict[str, Any] | None = instance.xcom_pull(task_ids=f"{self.transaction_group}.begin", **index)
+        index = mapped_index(instance)
+        found: dict[str, Any] | None = instance.xcom_pull(
+            task_ids=self.begin_task, **({} if index is None else {"map_indexes": index})
+        )
+        if found is None and recorded_state(instance, self.begin_task) == "success":
+            raise TransactionError(
+                f"group {self.transaction_group!r}: expected the XCom of {self.begin_task}, which has begun a "
+                "transaction, found none",
+                hint="clear the whole group",
+            )
         return found
 
 
-def _forget_tasks(store: Store, transaction: dict[str, Any], prefix: str) -> None:
+def _forget_tasks(store: Store, transaction: dict[str, Any]) -> None:
     """Delete the notes about tasks, which nobody needs after the commit."""
     with store.resume(transaction) as tx:
         notes = tx.table(STAGED_TASKS)
-        for row, column, _ in list(notes.scan(prefix=prefix)):
+        for row, column, _ in list(notes.scan(prefix=notes_of(tx.id))):
             notes.delete(row, column)
 
 
@@ -216,7 +240,11 @@ class ExportTransactionGroup(TaskGroup):
     def __enter__(self) -> ExportTransactionGroup:
         super().__enter__()
         self._begin = ExportTransactionBeginOperator(
-            task_id="begin", queues=self._queues, transaction_timeout=self._timeout, **self._shared
+            task_id="begin",
+            abort_task=self.child_id("abort"),
+            queues=self._queues,
+            transaction_timeout=self._timeout,
+            **self._shared,
         ).as_setup()
         return self
 
@@ -236,7 +264,9 @@ class ExportTransactionGroup(TaskGroup):
         inner = [task for task in self.iter_tasks() if task is not self._begin and not task.is_teardown]
         if not inner:
             raise TypeError(f"export_transaction {self.group_id!r}: expected tasks in its with block, found none")
-        commit = ExportTransactionCommitOperator(task_id="commit", trigger_rule="none_failed", **self._shared)
+        commit = ExportTransactionCommitOperator(
+            task_id="commit", begin_task=self._begin.task_id, trigger_rule="none_failed", **self._shared
+        )
         abort = ExportTransactionAbortOperator(task_id="abort", **self._shared)
         ids = {task.task_id for task in inner}
         for task in inner:

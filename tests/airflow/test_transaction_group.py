@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, get_current_context, task
+from airflow.sdk import DAG, TaskGroup, get_current_context, task, task_group
 from airflow.sdk.exceptions import AirflowSkipException
 
 from export_queue import AlreadyCommitted, ConflictError, RegistrationLost, TransactionError, export_transaction
@@ -197,9 +198,103 @@ def test_clearing_the_group_after_a_failure_begins_anew(airflow_store: Any, run_
     assert (total_of(airflow_store, "anna"), entries(airflow_store)) == (1, 2)
 
 
+def without_prefix() -> Any:
+    with DAG("group_without_prefix", schedule=None) as dag, export_transaction("nightly", prefix_group_id=False) as tx:
+
+        @task.export_transaction(transaction=tx.handle)
+        def anna(*, tx: Any) -> int:
+            return add_one(tx, "anna")
+
+        anna()
+    return dag
+
+
+def inner_without_prefix() -> Any:
+    with (
+        DAG("group_inner_without_prefix", schedule=None) as dag,
+        export_transaction("nightly") as tx,
+        TaskGroup("inner", prefix_group_id=False),
+    ):
+
+        @task.export_transaction(transaction=tx.handle)
+        def anna(*, tx: Any) -> int:
+            return add_one(tx, "anna")
+
+        anna()
+    return dag
+
+
+def in_a_mapped_group() -> Any:
+    with DAG("group_in_a_mapped_one", schedule=None) as dag:
+
+        @task_group
+        def customer(name: str) -> None:
+            with export_transaction("nightly") as tx:
+
+                @task.export_transaction(transaction=tx.handle)
+                def one(name: str, *, tx: Any) -> int:
+                    return add_one(tx, name)
+
+                one(name)
+
+        customer.expand(name=["anna", "ben"])
+    return dag
+
+
+@pytest.mark.parametrize("make", [without_prefix, inner_without_prefix, in_a_mapped_group])
+def test_it_is_new_work_after_its_success_whatever_its_tasks_are_called(
+    airflow_store: Any, run_dag: Any, make: Any
+) -> None:
+    for expected in (1, 2):
+        run = run_dag(make(), **NOON)
+        assert run.state == "success", run.errors
+        assert set(run.states().values()) == {"success"}
+        assert total_of(airflow_store, "anna") == expected
+        assert is_clean(airflow_store)
+
+
+def test_a_task_in_a_transaction_of_its_dag_is_new_work_in_the_next_one(airflow_store: Any, run_dag: Any) -> None:
+    with DAG("own_transaction", schedule=None) as dag:
+
+        @task
+        def begin() -> dict[str, Any]:
+            with ExportQueueHook().get_store() as store:
+                return store.begin()
+
+        @task
+        def end(transaction: dict[str, Any]) -> None:
+            with ExportQueueHook().get_store() as store:
+                store.commit(transaction)
+
+        begun = begin()
+
+        @task.export_transaction(transaction=begun)
+        def anna(*, tx: Any) -> int:
+            return add_one(tx, "anna")
+
+        anna() >> end(begun)
+
+    for expected in (1, 2):
+        assert run_dag(dag, **NOON).state == "success"
+        assert total_of(airflow_store, "anna") == expected
+
+
+def test_a_commit_that_does_not_find_its_transaction_fails(airflow_store: Any, run_dag: Any) -> None:
+    dag = two_tasks("group_without_xcom")
+    dag.get_task("nightly.commit").begin_task = "nightly.ben"  # its XCom is not the transaction, as if that were lost
+    dag.get_task("nightly.ben").do_xcom_push = False
+    run = run_dag(dag)
+    assert run.state == "failed"
+    assert re.search(r"expected the XCom of nightly\.ben", str(run.errors["nightly.commit"]))
+    assert total_of(airflow_store, "anna") == 0
+    assert is_clean(airflow_store)
+
+
 def begin(states: dict[str, str | None]) -> Any:
     """Run the begin of a group whose tasks have these states, as after clearing some of them."""
-    operator = ExportTransactionBeginOperator(task_id="nightly.begin", transaction_group="nightly")
+    operator = ExportTransactionBeginOperator(
+        task_id="nightly.begin", transaction_group="nightly", abort_task="nightly.abort"
+    )
     instance = SimpleNamespace(
         dag_id="d", run_id="r", task_id="nightly.begin", map_index=-1, get_task_states=lambda **_: {"r": states}
     )
