@@ -117,13 +117,13 @@ SUBJECTS = {
     "locks": "locks segments",
     "maintenance": "acts cleanup locks monitoring outcomes readers registrations reports versions",
     "observers": "notifications",
-    "queue": "acts compactions dead_letters entries layouts locks queues readers reports segments",
+    "queue": "acts compactions dead_letters entries layouts locks queues readers rebuilds reports segments",
     "segments": "acts compactions entries layouts queues readers segments staged_twice vacuum",
     "sources": "compactions exports queues",
     "state": "exports queues states",
     "tables": "notifications queues",
     "transactions": "cleanup monitoring outcomes registrations reports",
-    "verify": "acts compactions exports queues readers rebuilds",
+    "verify": "acts compactions exports locks queues readers rebuilds",
 }
 """The subjects of the store's statements that each room uses. A room that needs another one is named here first."""
 
