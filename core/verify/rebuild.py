@@ -199,6 +199,8 @@ def _opened(sink: SinkSpec, binding: Mapping[str, Any]) -> Iterator[PointingSink
 @contextlib.contextmanager
 def _opened_new(sink: SinkSpec, reader: Queue, request: RebuildRequest) -> Iterator[tuple[PointingSink, str]]:
     """Open the new target; return also the name of its exporter."""
+    if not isinstance(request.new_options, Mapping):
+        raise InvalidArgument(f"new_options: expected names and values, found {type(request.new_options).__name__}")
     bound = json.loads(reader.binding or "")
     options = {name: one for name, one in bound.items() if name != _EXPORTER} | dict(request.new_options)
     former = None if bound[_EXPORTER] == COPY else bound[_EXPORTER]
@@ -206,7 +208,22 @@ def _opened_new(sink: SinkSpec, reader: Queue, request: RebuildRequest) -> Itera
     with _opened(sink, options) as new, opened_exporter(found, DRAIN_RETRY) as exporter:
         if "<" in exporter.identity:
             raise InvalidArgument(f"exporter: expected an import path, found {exporter.identity}")
+        _check_options(request, binding_with(new, exporter.identity))
         yield new, exporter.identity
+
+
+def _check_options(request: RebuildRequest, binding: Mapping[str, Any]) -> None:
+    """Refuse new options that are not stored with the new reader: its drains would not use them.
+
+    :raises InvalidArgument: the error names them.
+    """
+    known = binding.keys() - {"kind", _EXPORTER}
+    if others := sorted(request.new_options.keys() - known):
+        raise InvalidArgument(
+            f"new_options: expected options that decide which record is written, {', '.join(sorted(known))}; found "
+            f"{', '.join(map(repr, others))}",
+            hint="others are those of the sink, and the same for both targets",
+        )
 
 
 def _requested(reader: Queue, request: RebuildRequest, binding: Mapping[str, Any]) -> Rebuild:

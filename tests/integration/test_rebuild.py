@@ -724,3 +724,14 @@ def test_buckets_stay_while_pointers_change(store: Store, copies: Target, monkey
         alter()
     store.rebuilds.switch("orders/main", copies.sink)
     assert alter(buckets_per_range=5).buckets == 5
+
+
+@ONE_STORE
+@pytest.mark.parametrize("wrong", [{"colums": {"n": "integer"}}, {"timeout": 5}])
+def test_new_options_that_drains_would_not_use_are_refused(store: Store, copies: Target, wrong: dict[str, Any]) -> None:
+    set_up(store, copies)
+    with pytest.raises(InvalidArgument, match=rf"columns, .*table; found '{next(iter(wrong))}'"):
+        start(store, copies, new_options={"table": "$collection-2", **wrong})
+    with pytest.raises(InvalidArgument, match="expected names and values, found str"):
+        start(store, copies, new_options="table")
+    assert start(store, copies).phase == "following"
