@@ -55,6 +55,8 @@ def spooled(queue: Queue, cut: int, pairs: Iterable[Any]) -> Iterator[FunctionCo
 
 
 def _rows(queue: Queue, pairs: Iterable[Any]) -> Iterator[tuple[int, bytes, bytes | None]]:
+    if not isinstance(pairs, Iterable):
+        raise InvalidArgument(f"a source yields pairs of key and value, found {type(pairs).__name__}")
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InvalidArgument(f"a source yields pairs of key and value, found {type(pair).__name__}")

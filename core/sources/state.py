@@ -317,10 +317,15 @@ def require_complete(reader: Queue, first_load: str | None) -> None:
 
 
 def require_loaded(reader: Queue, cut: int, loaded: int | None) -> None:
-    """Check that a state was complete at a cut.
+    """Check that a state existed and was complete at a cut: a wrong year must not bring back an empty state.
 
     :param loaded: sequence of the entries of its first load, if any.
     """
+    if cut < reader.number:
+        raise SnapshotTooOld(
+            f"the state of queue {reader.source!r} as of {cut}: expected an id from {reader.number} on, when it began",
+            hint="read a later one",
+        )
     if loaded is not None and cut < loaded:
         raise SnapshotTooOld(
             f"the state of queue {reader.source!r} as of {cut}: expected an id from {loaded} on, that of its "

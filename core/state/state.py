@@ -135,7 +135,7 @@ def read_state(database: Database, queue_id: str, *, as_of: datetime | int | Non
     :param as_of: a former time or transaction.
     :raises InvalidArgument: the queue has no state.
     :raises StateIncomplete: the first load of the state is missing.
-    :raises SnapshotTooOld: as of that time the first load of the state had not been made.
+    :raises SnapshotTooOld: as of that time the state did not exist, or its first load had not been made.
     """
     snapshot = take_snapshot(database)
     with database.read() as work:
@@ -149,7 +149,7 @@ def read_state(database: Database, queue_id: str, *, as_of: datetime | int | Non
 
 
 def _require_loaded(database: Database, reader: Queue, cut: int) -> None:
-    """Check that a state was complete at a cut."""
+    """Check that a state existed and was complete at a cut."""
     with database.read() as work:
         loaded = queries.exports.first_load_seq(work, reader.number)
     require_loaded(reader, cut, loaded)

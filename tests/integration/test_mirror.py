@@ -550,3 +550,15 @@ def test_a_former_state_is_brought_back_by_new_entries(customers: Store) -> None
     assert dict(state.scan()) == {"a-1": 1, "a-2": 2, "b-1": 3}
     assert in_sink(customers, sink) == {b"a-1": b"1", b"a-2": b"2", b"b-1": b"3"}
     assert state.rollback(to=good).added == 0
+
+
+def test_nothing_is_brought_back_from_before_the_state_began(store: Store) -> None:
+    store.configure_queue("orders", state=True)
+    store.mirror("orders", [("a", 1), ("b", 2)])
+    state = store.state("orders")
+    for long_ago in (0, datetime(2020, 1, 1, tzinfo=UTC)):
+        with pytest.raises(SnapshotTooOld, match="when it began"):
+            state.rollback(to=long_ago)
+        with pytest.raises(SnapshotTooOld, match="when it began"):
+            state.count(as_of=long_ago)
+    assert dict(state.scan()) == {"a": 1, "b": 2}
