@@ -5,6 +5,7 @@ from export_queue.core.spark.compact_job import CompactArguments, CompactJob, co
 from export_queue.core.spark.drain_job import DrainArguments, DrainJob, describe_drain, drain_job
 from export_queue.core.spark.job import Job
 from export_queue.core.spark.load_job import LoadArguments, check_load, describe_load
+from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.masters import check_answers, check_master, is_local, refuse_remote_sqlite
 from export_queue.core.spark.problems import kept_problem
 from export_queue.core.spark.submitter import Submitter
@@ -15,7 +16,7 @@ from export_queue.core.spark.verify_job import (
     describe_verify,
     verify_job,
 )
-from export_queue.core.spark.write import LoadReport, register_data_source, write_transactional
+from export_queue.core.spark.write import register_data_source, write_transactional
 
 __all__ = [
     "CompactArguments",

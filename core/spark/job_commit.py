@@ -7,9 +7,9 @@ from pathlib import Path
 
 from export_queue.core.errors import ConfigurationError, SparkJobFailed
 from export_queue.core.segments import FileReport, begin_load, stage_segments
+from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.load_tasks import Outcome
 from export_queue.core.spark.targets import Targets
-from export_queue.core.spark.write import LoadReport
 from export_queue.core.transactions import OpenTransaction
 
 

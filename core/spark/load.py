@@ -26,10 +26,10 @@ from export_queue.core.spark.action import collect_outcomes
 from export_queue.core.spark.engine import ask_executors, check_driver
 from export_queue.core.spark.frames import sorted_entries
 from export_queue.core.spark.job_commit import check_complete, report_of, stage_files
+from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.load_tasks import LoadSetup, Outcome, collect_files, load_task
 from export_queue.core.spark.plain_adds import add_plainly
 from export_queue.core.spark.targets import Target, Targets
-from export_queue.core.spark.write import LoadReport
 from export_queue.core.store import StoreSpec, identity_of
 from export_queue.core.transactions import OpenTransaction
 

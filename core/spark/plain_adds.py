@@ -25,8 +25,8 @@ from export_queue.core.spark.carried_secrets import CarriedSecrets, references
 from export_queue.core.spark.connecting import secrets_for
 from export_queue.core.spark.encoding import key_bytes, row_location, value_bytes
 from export_queue.core.spark.frames import entry_columns, parts_by_queue
+from export_queue.core.spark.load_report import LoadReport
 from export_queue.core.spark.targets import Target, Targets
-from export_queue.core.spark.write import LoadReport
 from export_queue.core.store import Database, StoreSpec, entry_key
 from export_queue.core.transactions import OpenTransaction
 
