@@ -19,6 +19,7 @@ from export_queue.core.cli.entries import KeyHex, chosen_key
 from export_queue.core.cli.naming import database_of, search_current_folder
 from export_queue.core.cli.options import QueueId, command, one_or_several, refuse_passwords
 from export_queue.core.client import Store
+from export_queue.core.errors import InvalidArgument
 from export_queue.core.sources import rows_of_file, rows_of_own_query, rows_of_query
 from export_queue.core.state import MirrorReport
 
@@ -50,6 +51,9 @@ def state(
 ) -> Result:
     """Show what a queue remembers: the latest value of each key. Deleted keys are left out."""
     found, moment = store.state(queue_id), selection.moment()
+    given = {"--count": selection.count, "--prefix": selection.prefix is not None}
+    if (key is not None or key_hex is not None) and (others := [name for name, is_given in given.items() if is_given]):
+        raise InvalidArgument(f"expected one key, or {' and '.join(others)}; found both")
     if selection.count:
         number = found.count(prefix=selection.prefix, as_of=moment)
         return Result(json={"queue": queue_id, "keys": number}, lines=[f"{number} keys"])

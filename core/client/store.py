@@ -587,7 +587,7 @@ class Store:
             (:meth:`DeadLetters.audit` of the queue) and the log reports it.
         :returns: what was discarded; None if there was nothing.
         :raises EntriesWait: entries or dead letters are pending; the error counts them.
-        :raises InvalidArgument: it is the only subscription of the queue.
+        :raises InvalidArgument: it is the only subscription of the queue, or a rebuild needs it.
         :raises QueueBusy: transactions that add to the queue were in progress for ten seconds.
         """
         who = who or user_at_host()

@@ -85,11 +85,12 @@ def unsubscribe(
     :param who: name for the audit; needed with ``discard``.
     :param retry: how long to wait for transactions that add to the queue.
     :raises UnknownQueue: it was removed meanwhile, even if a new one has its name.
+    :raises InvalidArgument: a rebuild that is not over needs the subscription, and no step of it calls this.
     """
     queue = _find_parent(database, queue_id)
 
     with database.read() as work:
-        doomed = _removable(work, queue, name)
+        doomed = _removable(work, queue, name, of_rebuild=number is not None)
     if number is not None and doomed.number != number:
         raise removed_subscription(f"subscription {doomed.id!r}")
     act = _begin_discard(database, doomed, who) if discard else None
@@ -97,7 +98,7 @@ def unsubscribe(
 
     def change(work: Work) -> bool:
         nonlocal discarded
-        reader = _removable(work, queue, name)
+        reader = _removable(work, queue, name, of_rebuild=number is not None)
         if reader.number != doomed.number:
             raise removed_subscription(f"subscription {doomed.id!r}")
         # In the order of claims. From here on no drain adds dead letters, and those just added are visible.
@@ -203,8 +204,11 @@ def _readers(work: Reading, queue: Queue) -> dict[str, Queue]:
     return {reader.name: reader for reader in readers_of(work, queue)}
 
 
-def _removable(work: Reading, queue: Queue, name: str) -> Queue:
-    """Find a subscription that is not the last one of its queue."""
+def _removable(work: Reading, queue: Queue, name: str, *, of_rebuild: bool) -> Queue:
+    """Find a subscription that is not the last one of its queue, and that no rebuild needs.
+
+    :param of_rebuild: a step of the rebuild itself removes it.
+    """
     readers = _readers(work, queue)
     if name not in readers:
         raise unknown_subscription(queue.id, name, readers)
@@ -212,6 +216,14 @@ def _removable(work: Reading, queue: Queue, name: str) -> Queue:
         raise InvalidArgument(
             f"subscription {name!r} is the last one of queue {queue.id!r}: new entries would reach nobody",
             hint="subscribe another reader first; if nobody should read any more, let the producers stop adding",
+        )
+    needing = None if of_rebuild else queries.rebuilds.needing(work, readers[name].id)
+    if needing is not None:
+        raise InvalidArgument(
+            f"subscription {readers[name].id!r}: expected no rebuild that needs it, found one of {needing['reader']!r} "
+            f"in the phase {needing['phase']}",
+            hint=f"end the rebuild first: export-queue rebuild finish {needing['reader']}, after a switch; "
+            f"or export-queue rebuild cancel {needing['reader']}",
         )
     return readers[name]
 

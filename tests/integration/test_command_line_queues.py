@@ -184,6 +184,17 @@ def test_the_status_shows_the_state_of_a_queue_next_to_its_readers(url: str, tmp
         assert "complete; history 7d; " in run_cli("status", url=url)
 
 
+def test_one_key_of_a_state_is_shown_without_options_for_several(url: str) -> None:
+    run_cli("configure", "airports", "--state", url=url)
+    with Store.open(url) as store, store.transaction() as tx:
+        tx.queue("airports").add("ZRH", 1)
+    assert json.loads(run_cli("state", "airports", "ZRH", "--json", url=url)) == [{"key": "ZRH", "value": 1}]
+    assert json.loads(run_cli("state", "airports", "--count", "--prefix", "Z", "--json", url=url))["keys"] == 1
+    for options in (["--count"], ["--prefix", "Z"]):
+        complaint = run_cli("state", "airports", "ZRH", *options, url=url, status=1)
+        assert f"expected one key, or {options[0]}; found both" in complaint
+
+
 def test_a_state_in_former_buckets_and_staged_rows_are_told_apart(url: str) -> None:
     run_cli("configure", "airports", "--buckets", "4", "--state", url=url)
     with Store.open(url) as store:

@@ -505,6 +505,33 @@ def test_a_start_refuses_a_new_reader_that_somebody_else_has_added(
     assert start(store, copies).phase == "following"
 
 
+@ONE_STORE
+def test_readers_that_a_rebuild_needs_are_not_unsubscribed_by_hand(store: Store, copies: Target) -> None:
+    writer = set_up(store, copies)
+    start(store, copies)
+    store.subscribe("orders", "other")
+    for step in (None, "switch"):
+        if step:
+            store.rebuilds.switch(copies.main, copies.sink)
+        for name in ("main", "main-2"):
+            with pytest.raises(InvalidArgument, match=r"found one of 'orders/main' in the phase (following|switched)"):
+                store.unsubscribe("orders", name, discard=True)
+    writer.write()
+    drain(store, "orders/main-2", copies.sink)
+    assert copies.read() == writer.latest()
+    store.unsubscribe("orders", "other", discard=True)
+    assert store.rebuilds.finish(copies.main).phase == "finished"
+
+
+@ONE_STORE
+def test_after_a_rebuild_is_over_its_readers_are_like_others(store: Store, copies: Target) -> None:
+    set_up(store, copies)
+    start(store, copies)
+    store.rebuilds.cancel(copies.main)
+    store.subscribe("orders", "main-2")
+    store.unsubscribe("orders", "main-2", discard=True)
+
+
 @pytest.mark.parametrize("step", ["begun_first_load", "load_from"])
 def test_a_start_whose_first_load_another_start_makes_succeeds(
     store: Store, copies: Target, monkeypatch: pytest.MonkeyPatch, step: str

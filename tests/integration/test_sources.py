@@ -78,6 +78,9 @@ def test_a_cut_is_below_every_transaction_in_progress(store: Store, queue: Queue
 def test_what_is_no_content_is_refused(store: Store, queue: Queue) -> None:
     with pytest.raises(InvalidArgument, match="each key once"):
         rows(store, queue, FunctionSource(lambda: [("a", 1), ("a", 1)]))
+    for nothing in (None, 7):
+        with pytest.raises(InvalidArgument, match="pairs of key and value, found"):
+            rows(store, queue, FunctionSource(lambda nothing=nothing: nothing))  # type: ignore[arg-type, misc]
     with pytest.raises(InvalidArgument, match="pairs of key and value, found str"):
         rows(store, queue, FunctionSource(lambda: ["ab"]))  # type: ignore[list-item, return-value]
     with pytest.raises(EntryError):

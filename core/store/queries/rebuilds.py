@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import rebuild as r
 
+_OVER = ("finished", "cancelled")
 _TURNING = ("switching", "returning")
 """Phases in which pointers change."""
 
@@ -56,3 +57,14 @@ def turning(work: Reading, readers: Collection[str]) -> list[str]:
     """Return which of some readers have a rebuild whose pointers are being changed, by name."""
     found = sa.select(r.c.reader).where(r.c.reader.in_(readers), r.c.phase.in_(_TURNING)).order_by(r.c.reader)
     return [row["reader"] for row in work.rows(found)]
+
+
+def needing(work: Reading, reader: str) -> Mapping[str, Any] | None:
+    """Read the rebuild that is not over and needs a reader: it replaces this reader, or fills its target by it.
+
+    While a rebuild starts, its new reader may still be somebody else's subscription of that name.
+    """
+    filled = sa.and_(r.c.new_reader == reader, r.c.phase != "filling")
+    return next(
+        iter(work.rows(sa.select(r).where(sa.or_(r.c.reader == reader, filled), r.c.phase.not_in(_OVER)))), None
+    )
