@@ -36,7 +36,7 @@ _SECRET = "EXPORT_QUEUE_BENCH_ELASTICSEARCH"
 
 
 def run(quick: bool) -> Iterator[Figure]:
-    records = 1000 if quick else 100_000
+    records = 1000 if quick else int(os.environ.get("EXPORT_QUEUE_BENCH_ENTRIES", "100000"))
     with ElasticsearchServer() as server:
         reindexed = reindex(server, records)
         with PostgresServer() as postgres:
@@ -44,7 +44,7 @@ def run(quick: bool) -> Iterator[Figure]:
     for ours, theirs, what in zip(rebuilt[:2], reindexed[:2], ("missed", "resurrected"), strict=True):
         yield Figure(
             bench="rebuild",
-            case=f"{records} documents, {WRITES} changes per second: share of documents that are not {what}",
+            case=f"{records:,} documents, {WRITES} changes per second: share of documents that are not {what}",
             ratio=1 - ours / records,
             better="higher",
             baseline="all documents",

@@ -86,6 +86,41 @@ def in_memory(size: int, repeats: int) -> Iterator[Figure]:
             )
         )
         yield from compared("memory, 1 % differ", store, sink, size, repeats, differences=len(records))
+        yield planted(store, sink, size, known=len(records))
+
+
+def planted(store: Store, sink: MemorySink, size: int, *, known: int) -> Figure:
+    """Plant two differences of each kind, and count how many verify finds.
+
+    :param known: differences that are there before.
+    """
+    records = [(QUEUE, b"customer-%013d" % n) for n in range(1, 11)]
+    missing, stale, changed, extra, deleted = (records[start : start + 2] for start in range(0, 10, 2))
+    with store.transaction() as tx:
+        tx.queue(QUEUE).add_many((record, None) for _, record in deleted)
+    drain(store, QUEUE, sink)
+    ranks, documents = sink._contents.ranks, sink._contents.documents
+    for record in (*missing, *deleted):  # of the deleted ones the tombstones
+        del ranks[record]
+        documents.pop(record, None)
+    for record in stale:
+        ranks[record], documents[record] = 3, b"{}"
+    for record in changed:
+        documents[record] = b"{}"
+    for collection, record in extra:
+        ranks[collection, b"no " + record], documents[collection, b"no " + record] = ranks[collection, record], b"{}"
+    report = verify(store, QUEUE, sink)
+    found = report.differences - known
+    return Figure(
+        bench="verify",
+        case=f"{size:,} records, memory: planted differences that are found",
+        ratio=found / len(records),
+        better="higher",
+        baseline="all of ten, two of each kind",
+        repeats=1,
+        goal=1.0,
+        note=f"{found} of {len(records)}",
+    )
 
 
 def in_servers(size: int, repeats: int) -> Iterator[Figure]:
