@@ -282,10 +282,16 @@ def _check_new(database: Database, record: Rebuild, new: PointingSink) -> None:
             raise InvalidArgument(
                 f"subscription {record.new_reader!r} exists already", hint="give the new one another name (--name)"
             )
+        queue = find_queue(work, record.reader.partition("/")[0])
+        sink = find_queue(work, record.reader).sink
+        others = [one.id for one in subscriptions(work, queue.id) if one.sink == sink and _has_binding(one, record)]
+    if others:
+        raise SinkConfigurationError(
+            f"the new target of {record.reader!r} belongs to {', '.join(others)}",
+            hint="name another index, table or key in the new options",
+        )
     source = find_source(record.source)
     if record.source == STATE:
-        with database.read() as work:
-            queue = find_queue(work, record.reader.partition("/")[0])
         with source.open(database, queue):
             pass
     for page in cast(ScannableSink, new).scan(sorted(set(record.pointers.values()))):
@@ -294,6 +300,10 @@ def _check_new(database: Database, record: Rebuild, new: PointingSink) -> None:
                 f"the new target of {record.reader!r} has records already: {', '.join(sorted(set(page.targets)))}",
                 hint="remove it, or name another one: records that were deleted since would stay in it",
             )
+
+
+def _has_binding(reader: Queue, record: Rebuild) -> bool:
+    return reader.binding is not None and json.loads(reader.binding) == record.binding
 
 
 def _record(database: Database, record: Rebuild) -> None:

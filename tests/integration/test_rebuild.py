@@ -524,6 +524,17 @@ def test_readers_that_a_rebuild_needs_are_not_unsubscribed_by_hand(store: Store,
 
 
 @ONE_STORE
+def test_two_rebuilds_do_not_fill_the_same_target(store: Store, copies: Target) -> None:
+    set_up(store, copies)
+    store.subscribe("orders", "other")
+    elsewhere = dataclasses.replace(copies.sink, options={"table": "others"})
+    drain(store, "orders/other", elsewhere)
+    start(store, copies)  # nothing is in its target yet
+    with pytest.raises(SinkConfigurationError, match="the new target of 'orders/other' belongs to orders/main-2"):
+        store.rebuilds.start("orders/other", elsewhere, pointer="others_now", new_options=copies.new_options)
+
+
+@ONE_STORE
 def test_after_a_rebuild_is_over_its_readers_are_like_others(store: Store, copies: Target) -> None:
     set_up(store, copies)
     start(store, copies)
