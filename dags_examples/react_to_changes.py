@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from airflow.sdk import dag, task
 
 from export_queue.hooks import ExportQueueHook
+from export_queue.operators import ExportQueueObserveOperator
 from export_queue.sensors import ExportQueueNotificationSensor
 
 LOW = 10
@@ -23,6 +24,10 @@ def order_more(tx, row, column):
         tx.table("orders").set(row, "wanted", LOW - stock)
     else:
         tx.table("orders").delete(row, "wanted")
+
+
+def observers(store):
+    store.observe("goods", "stock", order_more)
 
 
 @dag(schedule="@continuous", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
@@ -39,16 +44,8 @@ def react_to_changes():
         task_id="wait", table="goods", column="stock", poke_interval=10, timeout=7 * 24 * 3600, deferrable=True
     )
 
-    @task
-    def work_off():
-        with ExportQueueHook().get_store() as store:
-            store.observe("goods", "stock", order_more)
-            found = store.process_notifications()
-        if found.failed:
-            raise RuntimeError(f"{found.failed} changes could not be worked off; they are tried again by later runs")
-        return found.done
-
-    declare() >> changed >> work_off()
+    work_off = ExportQueueObserveOperator(task_id="work_off", register=observers)
+    declare() >> changed >> work_off
 
 
 react_to_changes()

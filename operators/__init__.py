@@ -5,6 +5,7 @@ from export_queue.operators.configure import ExportQueueConfigureOperator
 from export_queue.operators.drain import ExportQueueDrainOperator
 from export_queue.operators.maintain import ExportQueueMaintainOperator
 from export_queue.operators.mirror import ExportQueueMirrorOperator
+from export_queue.operators.observe import ExportQueueObserveOperator
 from export_queue.operators.rebuild import ExportQueueRebuildOperator
 from export_queue.operators.replay import ExportQueueReplayOperator
 from export_queue.operators.retry_dead_letters import ExportQueueRetryDeadLettersOperator
@@ -20,6 +21,7 @@ __all__ = [
     "ExportQueueDrainOperator",
     "ExportQueueMaintainOperator",
     "ExportQueueMirrorOperator",
+    "ExportQueueObserveOperator",
     "ExportQueueRebuildOperator",
     "ExportQueueReplayOperator",
     "ExportQueueRetryDeadLettersOperator",

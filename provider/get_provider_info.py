@@ -48,6 +48,7 @@ def get_provider_info() -> dict[str, Any]:
                     "drain",
                     "maintain",
                     "mirror",
+                    "observe",
                     "rebuild",
                     "replay",
                     "retry_dead_letters",

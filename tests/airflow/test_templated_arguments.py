@@ -20,6 +20,7 @@ from export_queue.operators import (
     ExportQueueDrainOperator,
     ExportQueueMaintainOperator,
     ExportQueueMirrorOperator,
+    ExportQueueObserveOperator,
     ExportQueueRebuildOperator,
     ExportQueueReplayOperator,
     ExportQueueRetryDeadLettersOperator,
@@ -135,6 +136,7 @@ EXPECTED: Mapping[type[Any], Mapping[str, tuple[Any, Any]]] = {
         "keep_idempotency_keys": (90 * 24 * 3600, 30 * 24 * 3600),
         "keep_reports": (7200, 30 * 24 * 3600),
     },
+    ExportQueueObserveOperator: STORE | {"register": ("module:function", None), "limit": (5, None)},
     ExportQueueRetryDeadLettersOperator: STORE
     | {
         "queue_id": ("orders", REQUIRED),
@@ -185,8 +187,12 @@ def make(kind: type[Any], name: str, template: Any, **arguments: Any) -> Any:
         others = {"table": "x", "column": "x"} if name in ("table", "column") else {"queue_id": "x"}
     if kind is ExportTransactionOperator:
         others = {"python_callable": print}
+    if kind is ExportQueueObserveOperator:
+        others = {"register": "module:function"}
     if kind in GROUP:
         others = {"transaction_group": "g"}
+        others |= {"begin_task": "g.begin"} if kind is ExportTransactionCommitOperator else {}
+        others |= {"abort_task": "g.abort"} if kind is ExportTransactionBeginOperator else {}
     return kind(**{**others, "task_id": "it", name: template, **arguments})
 
 
