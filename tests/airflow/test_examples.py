@@ -360,6 +360,8 @@ def test_all_examples_run_together_on_one_store(
         "visits": "reports_default",
     }
     assert not any(orders.backlog(queue.id) for queue in orders.queues())
+    for name in ("maintenance", "retry_dead_letters"):
+        assert run_dag(example(name, name)).state == "success"
     names = {path.stem for path in Path(importlib.import_module("export_queue.dags_examples").__path__[0]).glob("*.py")}
     assert names == {
         "__init__",
@@ -374,6 +376,7 @@ def test_all_examples_run_together_on_one_store(
         "recount_and_publish",
         "mapped_drain",
         "local_drain",
+        "maintenance",
         "mirror_a_dataframe",
         "mirror_a_query",
         "nightly_verify",
@@ -381,6 +384,7 @@ def test_all_examples_run_together_on_one_store(
         "react_to_changes",
         "rebuild_an_index",
         "replay_a_part",
+        "retry_dead_letters",
         "verify_on_spark",
         "wait_for_export",
     }
