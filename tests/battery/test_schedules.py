@@ -75,7 +75,9 @@ TRIPLES = [
     ("load_gone", "alter", "maintain"),
     ("compact_state", "maintain", "get"),
 ]
-"""Of these SQLite runs every schedule with one preemption."""
+"""Of these SQLite runs every schedule with one preemption, but for the next one."""
+MOSTLY_DRAWN = {("compact_state", "maintain", "get")}
+"""Of its 527 schedules, which take minutes, SQLite too runs drawn ones; all of them have run once."""
 FENCED = [
     ("load_gone", "drain"),
     ("drain", "urgent_drain"),
@@ -169,7 +171,8 @@ def test_schedules_of_three_operations_keep_every_promise(
     stand: Stand, names: tuple[str, ...], covered: Covered
 ) -> None:
     explorer = Theatre(stand, names).explorer(preemptions=PREEMPTIONS or 1)
-    kept(explorer.all() if stand.name == "sqlite" or PREEMPTIONS else explorer.sample(0, DRAWN), covered)
+    runs_all = PREEMPTIONS or (stand.name == "sqlite" and names not in MOSTLY_DRAWN)
+    kept(explorer.all() if runs_all else explorer.sample(0, DRAWN), covered)
 
 
 @pytest.mark.full("every statement of PostgreSQL is a point")
