@@ -64,7 +64,7 @@ from export_queue.core.sinks import (
 )
 from export_queue.core.sources import STATE, begun_first_load, find_source, load_from
 from export_queue.core.store import Database, Work, queries, removed_subscription
-from export_queue.core.verify.rebuild_record import OVER, Rebuild, Step, find_rebuild, next_name
+from export_queue.core.verify.rebuild_record import Rebuild, Step, find_rebuild, next_name
 from export_queue.core.verify.verifying import verify
 
 log = logging.getLogger("export_queue.rebuild")
@@ -101,7 +101,7 @@ def start(store: StoreHandle, sink: SinkSpec, request: RebuildRequest, *, settle
     _check_reader(database, reader, sink)
     with _opened(sink, json.loads(reader.binding or "")) as old, _opened_new(sink, reader, request) as (new, exporter):
         record = _requested(reader, request, binding_with(new, exporter))
-        is_new = row is None or row["phase"] in OVER
+        is_new = row is None or row["phase"] in queries.rebuilds.OVER
         if not is_new:
             _continue(database, record)
         _check_targets(record, old, new)
@@ -310,7 +310,7 @@ def _record(database: Database, record: Rebuild) -> None:
     row = {"reader": record.reader, "new_reader": record.new_reader, "phase": record.phase, "step": uuid.uuid4().hex}
     with database.begin() as work:
         queries.readers.hold(work, find_queue(work, record.reader).number)
-        queries.rebuilds.add(work, row | {"options": record.options(), "who": record.who}, over=OVER)
+        queries.rebuilds.add(work, row | {"options": record.options(), "who": record.who})
     log.info("%s started: %s", record.who, record.line())
 
 

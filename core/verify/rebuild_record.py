@@ -28,8 +28,6 @@ from export_queue.core.store import Database, queries
 
 Step = Literal["start", "switch", "back", "finish", "cancel"]
 STEPS: tuple[Step, ...] = get_args(Step)
-OVER = frozenset({"finished", "cancelled"})
-"""Phases after which a new rebuild of the reader may start."""
 BEGINS_IN: Mapping[Step, frozenset[str]] = {
     "start": frozenset({"filling", "following"}),
     "switch": frozenset({"following", "switching", "switched", "returning"}),

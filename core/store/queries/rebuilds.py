@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.schema import rebuild as r
 
-_OVER = ("finished", "cancelled")
+OVER = ("finished", "cancelled")
+"""Phases after which a new rebuild of the reader may start."""
 _TURNING = ("switching", "returning")
 """Phases in which pointers change."""
 
@@ -25,13 +26,12 @@ def all_of(work: Reading) -> list[Mapping[str, Any]]:
     return work.rows(sa.select(r).order_by(r.c.reader))
 
 
-def add(work: Work, row: Mapping[str, Any], *, over: Collection[str]) -> bool:
+def add(work: Work, row: Mapping[str, Any]) -> bool:
     """Store a new rebuild.
 
-    :param over: phases of an earlier rebuild of the reader that may be overwritten.
-    :returns: False if the reader has a rebuild in another phase.
+    :returns: False if the reader has a rebuild that is not over.
     """
-    work.connection.execute(r.delete().where(r.c.reader == row["reader"], r.c.phase.in_(over)))
+    work.connection.execute(r.delete().where(r.c.reader == row["reader"], r.c.phase.in_(OVER)))
     if find(work, row["reader"]) is not None:
         return False
     now = work.now()
@@ -65,6 +65,5 @@ def needing(work: Reading, reader: str) -> Mapping[str, Any] | None:
     While a rebuild starts, its new reader may still be somebody else's subscription of that name.
     """
     filled = sa.and_(r.c.new_reader == reader, r.c.phase != "filling")
-    return next(
-        iter(work.rows(sa.select(r).where(sa.or_(r.c.reader == reader, filled), r.c.phase.not_in(_OVER)))), None
-    )
+    found = sa.select(r).where(sa.or_(r.c.reader == reader, filled), r.c.phase.not_in(OVER))
+    return next(iter(work.rows(found)), None)
