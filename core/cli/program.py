@@ -1,6 +1,7 @@
 """The whole program. Each module adds its commands when it is imported; the order here is the order of the help."""
 
 from export_queue.core.cli import store as _store  # noqa: F401, I001
+from export_queue.core.cli import doctor as _doctor  # noqa: F401
 from export_queue.core.cli import status as _status  # noqa: F401
 from export_queue.core.cli import queues as _queues  # noqa: F401
 from export_queue.core.cli import drains as _drains  # noqa: F401

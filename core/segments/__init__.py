@@ -19,7 +19,7 @@ from export_queue.core.segments.catalogue import (
 from export_queue.core.segments.compaction import compact
 from export_queue.core.segments.compaction_report import CompactionProgress, CompactionReport, UnitCompacted
 from export_queue.core.segments.falling_back import FellBack, fall_back
-from export_queue.core.segments.files import check_base, delete_files, load_pyarrow
+from export_queue.core.segments.files import check_base, delete_files, exists, load_pyarrow
 from export_queue.core.segments.gathering import merged, same_as_before, table_of, without_earlier
 from export_queue.core.segments.kept_parts import entries_of_key, listed_segments
 from export_queue.core.segments.listing import ListedSegment, list_segments
@@ -70,6 +70,7 @@ __all__ = [
     "delete_aborted",
     "delete_files",
     "entries_of_key",
+    "exists",
     "fall_back",
     "give_up_file",
     "in_order",

@@ -238,6 +238,16 @@ def list_files(folder: str) -> list[str]:
     return [joined(folder, one.base_name) for one in found if one.type == pyarrow.fs.FileType.File]
 
 
+def exists(url: str) -> bool:
+    """Return whether a file or a folder exists, by one request."""
+    if url.startswith("/"):
+        return Path(url).exists()
+    pyarrow = load_pyarrow()
+    with translated(url):
+        filesystem, path = _filesystem(url)
+        return bool(filesystem.get_file_info(path).type != pyarrow.fs.FileType.NotFound)
+
+
 def delete_file(url: str) -> None:
     """Delete a file if it exists."""
     with translated(url), contextlib.suppress(FileNotFoundError):

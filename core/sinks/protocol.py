@@ -22,6 +22,7 @@ _METHODS = (
     "sweep",
     "repair",
     "refresh",
+    "probe",
     "close",
 )
 
@@ -288,6 +289,19 @@ class PointingSink(Sink, Protocol):
         :raises SinkConfigurationError: as for :meth:`pointed_at`.
         :raises SinkRefused: the target does not allow it.
         :raises SinkUnavailable: the server does not answer, or readers keep a view locked. It may be asked again.
+        """
+
+
+@runtime_checkable
+class ProbedSink(Protocol):
+    """A sink that can say what it finds without writing anything, for `export-queue doctor`."""
+
+    def probe(self) -> str:
+        """Ask the target once, as a drain would, and return a sentence about it.
+
+        :raises SinkUnavailable: it does not answer.
+        :raises SinkRefused: it refuses user or password.
+        :raises SinkConfigurationError: it cannot hold the guarantees.
         """
 
 

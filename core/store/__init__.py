@@ -15,12 +15,15 @@ from export_queue.core.store.conflict_keys import (
 from export_queue.core.store.counters import Counters, Counts, Histogram
 from export_queue.core.store.creation import adopt, create, identity_of
 from export_queue.core.store.database import ANSWER_SECONDS, Database, Identity, Reading, Work
+from export_queue.core.store.facts import Rights, ServerFacts
 from export_queue.core.store.hints import ALL_QUEUES, acknowledgements_of
 from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
 from export_queue.core.store.opening import DEFAULT_SCHEMA, open_database
 from export_queue.core.store.place import parse_place
+from export_queue.core.store.pool import KEPT_CONNECTIONS, MOST_CONNECTIONS
 from export_queue.core.store.queries.outcomes import new_request
 from export_queue.core.store.refusals import StagedMeanwhile, added_to_subscription, layout_closed, removed_subscription
+from export_queue.core.store.schema import SCHEMA_VERSION
 from export_queue.core.store.seams import (
     Cell,
     Clock,
@@ -47,7 +50,10 @@ __all__ = [
     "ALL_QUEUES",
     "ANSWER_SECONDS",
     "DEFAULT_SCHEMA",
+    "KEPT_CONNECTIONS",
     "MAX_SHORT_SECONDS",
+    "MOST_CONNECTIONS",
+    "SCHEMA_VERSION",
     "SEGMENT_COLUMNS",
     "AnySnapshot",
     "Cell",
@@ -66,7 +72,9 @@ __all__ = [
     "LockCall",
     "Outcome",
     "Reading",
+    "Rights",
     "Scan",
+    "ServerFacts",
     "ServerSnapshot",
     "Snapshot",
     "Span",

@@ -18,8 +18,10 @@ from export_queue.core.interruptions import raised_by_handler
 from export_queue.core.store import forks
 from export_queue.core.store.seams import Dialect, Driver
 
-_MOST_IDLE = 8
-"""Maximum number of idle connections; the engine's pool takes back all others."""
+KEPT_CONNECTIONS = 8
+"""Connections that a process keeps open. The engine's pool takes back all others that are idle."""
+MOST_CONNECTIONS = 64
+"""Maximum number of connections of a process. Each read, write and commit in progress takes one."""
 
 
 _ENDED_AT_ONCE = "This connection is closed"
@@ -136,7 +138,7 @@ class Pool:
     def check_in(self, loan: Loan) -> None:
         """Take back a connection of :meth:`check_out`."""
         try:
-            if len(self._idle) < _MOST_IDLE and self._driver.is_idle(loan.driver_connection):
+            if len(self._idle) < KEPT_CONNECTIONS and self._driver.is_idle(loan.driver_connection):
                 self._idle.append((loan.pooled, loan.driver_connection))
             else:
                 loan.pooled.close()

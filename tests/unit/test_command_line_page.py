@@ -102,6 +102,7 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
         return found
 
     run("init")
+    run("doctor")
     run("configure", "orders", "--buckets", "16", "--buckets-per-range", "4")
     run("configure", "airports", "--subscription", "search")
     run("subscribe", "airports", "cache")

@@ -113,6 +113,7 @@ def test_a_room_is_entered_by_its_door() -> None:
 
 SUBJECTS = {
     "client": "acts monitoring queues registrations reports segments",
+    "doctor": "segments",
     "drain": "acts dead_letters exports layouts monitoring outcomes queues readers registrations reports versions",
     "locks": "locks segments",
     "maintenance": "acts cleanup locks monitoring outcomes readers registrations reports versions",

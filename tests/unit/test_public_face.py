@@ -14,7 +14,7 @@ import pytest
 
 import export_queue
 from export_queue.core import errors
-from export_queue.core.sinks import ContinuingSink, PreparableSink
+from export_queue.core.sinks import ContinuingSink, PreparableSink, ProbedSink
 from export_queue.core.spark.archive import package_archive
 
 NAMES = """
@@ -70,6 +70,7 @@ PROTOCOLS = (
     export_queue.Participant,
     ContinuingSink,
     PreparableSink,
+    ProbedSink,
 )
 
 OPTIONAL = {"airflow", "elasticsearch", "psycopg", "pyarrow", "pymysql", "pyspark", "redis", "sqlalchemy", "typer"}

@@ -252,7 +252,7 @@ def test_the_doors_export_what_they_always_did():
     assert set(sinks.__all__) == set(
         "MAX_SEQ ApplyResult BoundSink Capabilities Claim ClaimedSink CompositeSink ContinuingSink ControlRecord "
         "Delete ElasticsearchSink ErrorRow ErrorTable Fate FencedSink FloorRecord MemorySink "
-        "Operations OperationsBuilder PointingSink PreparableSink "
+        "Operations OperationsBuilder PointingSink PreparableSink ProbedSink "
         "Put RedisSink Rejection RepairableSink Round ScannableSink Sink SinkSpec SqlSink StoredRecords SweepableSink "
         "Put RedisSink Rejection Round SearchableSink Sink SinkSpec SqlSink SweepableSink "
         "apply_batch binding_of call_sink check_owner check_template collapse document_bytes fill first_collection "

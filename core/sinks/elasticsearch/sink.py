@@ -274,6 +274,14 @@ class ElasticsearchSink:
             found += indices.missing(alias, self._look(alias))
         return found
 
+    def probe(self) -> str:
+        status, answer = self._connection.ask("GET", "/")
+        if status == 403:
+            return f"{self}; the user may not see its version, and need not"
+        if status != 200:
+            raise whole(status, answer).explain(str(self))
+        return f"{self}, version {answer['version']['number']}, cluster {answer['cluster_name']}"
+
     def close(self) -> None:
         self._connection.close()
 

@@ -176,6 +176,11 @@ def check_server(connection: Connection) -> str:
     return mode
 
 
+def version_of(connection: Connection) -> str:
+    """Return the server's version."""
+    return _facts(connection.ask("INFO", "server")).get("redis_version", "unknown")
+
+
 def _weakness(connection: Connection, facts: Mapping[str, str]) -> str | None:
     """Return which acknowledged writes a server may lose, as far as its settings can be read."""
     if facts.get("aof_enabled") == "0":

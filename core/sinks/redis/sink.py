@@ -31,7 +31,7 @@ from export_queue.core.sinks.redis.cluster import Cluster
 from export_queue.core.sinks.redis.connection import Connection, Reply, change_watched
 from export_queue.core.sinks.redis.nodes import wait_for_replicas
 from export_queue.core.sinks.redis.packing import Command, word_of
-from export_queue.core.sinks.redis.servers import Incarnations, Servers, check_server
+from export_queue.core.sinks.redis.servers import Incarnations, Servers, check_server, version_of
 from export_queue.core.sinks.redis.single import SingleServer
 from export_queue.core.sinks.redis.sweep import READ_FLOOR, raise_floor, register_store
 from export_queue.core.sinks.redis.targets import TARGETS, Kind, Target
@@ -288,6 +288,11 @@ class RedisSink:
     def _read(self, commands: Sequence[tuple[bytes, Command]]) -> list[Reply]:
         with self._working() as servers:
             return servers.read(commands)
+
+    def probe(self) -> str:
+        with self._lock:
+            mode = check_server(self._connection)
+            return f"{self}, version {version_of(self._connection)}, {mode}"
 
     def close(self) -> None:
         with self._lock:

@@ -228,11 +228,6 @@ class SqlSink:
         return printed
 
     def probe(self) -> str:
-        """Query the database once, as a drain would, and name the server. Nothing is created.
-
-        :raises SinkUnavailable: it does not answer.
-        :raises SinkRefused: it refuses user or password.
-        """
         version = self._database.ask(lambda connection: connection.dialect.server_version_info or ())
         return f"{self}, version {'.'.join(map(str, version))}"
 

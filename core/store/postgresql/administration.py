@@ -13,9 +13,11 @@ import psycopg
 from export_queue.core.errors import OtherCluster, QueueBusy
 from export_queue.core.postgresql_arrays import BigintArray
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection
+from export_queue.core.store.facts import Rights, ServerFacts
 from export_queue.core.store.postgresql import calls as calls
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql import statements as sql
+from export_queue.core.store.postgresql.connection import may_prepare
 from export_queue.core.store.registration import (
     HOUR_OF_IDS,
     LAG_OF_IDS,
@@ -26,6 +28,7 @@ from export_queue.core.store.registration import (
     floor_refused,
 )
 from export_queue.core.store.seams import Administration, Handle, LockCall, LockSteps
+from export_queue.core.store.views import VIEWS
 
 
 class _InSchema:
@@ -128,6 +131,19 @@ class PostgresServer(_InSchema):
     def is_creation_met(self, error: Exception) -> bool:
         """Return whether a creation failed because another one was at work; repeating it finds what that one left."""
         return errors.is_creation_met(error)
+
+    def facts(self, connection: Handle) -> ServerFacts:
+        """Read what the server says about itself, from counters and settings that every role may read."""
+        is_own = may_prepare(calls.raw(connection))
+        return ServerFacts._make((*calls.one(connection, sql.FACTS), is_own))
+
+    def rights(self, connection: Handle) -> Rights:
+        """Read which rights the role of this session lacks, from the catalogue, which every role may read."""
+        (role,) = calls.one(connection, b"select session_user::text")
+        owners = calls.rows(connection, sql.OWNER, (self._schema,))
+        owner, is_owner = owners[0] if owners else (None, False)
+        missing = calls.rows(connection, sql.MISSING_RIGHTS, (self._schema, [*VIEWS]))
+        return Rights(self._schema, role, owner, is_owner, tuple(sorted((k, n, p) for k, n, p in missing)))
 
     def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
         """Return whether reclaiming the space of removed entries is worth its cost.

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from export_queue.core.drivers import bare_url, check_postgresql_files, postgresql_arguments
 from export_queue.core.errors import InvalidArgument
+from export_queue.core.store.pool import KEPT_CONNECTIONS, MOST_CONNECTIONS
 from export_queue.core.store.postgresql.administration import PostgresAdministration, PostgresLocks, PostgresServer
 from export_queue.core.store.postgresql.connection import CLIENT_DEFAULTS, PostgresDriver, bound_connections
 from export_queue.core.store.postgresql.transactions import PostgresSteps
@@ -47,8 +48,8 @@ def open_engine(
             "client_encoding": "UTF8",  # can send every text, whatever the role's default is
             **prepare,
         },
-        pool_size=8,
-        max_overflow=56,
+        pool_size=KEPT_CONNECTIONS,
+        max_overflow=MOST_CONNECTIONS - KEPT_CONNECTIONS,
         pool_pre_ping=False,
         pool_use_lifo=True,
         pool_reset_on_return=None,

@@ -74,6 +74,45 @@ SNAPSHOT = (
 """Reads a SQL snapshot, the ids that are excluded from it and the newest version of the first cell in one statement.
 The arguments are those of the snapshot as of which the ids are known, then the cell. It returns all ids if they are not
 known, or known of another table, which a restore has made; otherwise the ids that were added and removed since."""
+FACTS = b"""
+    select pg_catalog.current_setting('server_version'), pg_catalog.current_setting('server_version_num')::int,
+      pg_catalog.current_setting('fsync')::bool and pg_catalog.current_setting('full_page_writes')::bool,
+      pg_catalog.current_setting('max_connections')::int
+        - pg_catalog.current_setting('superuser_reserved_connections')::int
+        - coalesce(pg_catalog.current_setting('reserved_connections', true), '0')::int,
+      (select sum(s.numbackends)::int from pg_catalog.pg_stat_database s),
+      d.datname, nullif(d.datconnlimit, -1),
+      (select s.numbackends from pg_catalog.pg_stat_database s where s.datid = d.oid),
+      r.rolname, nullif(r.rolconnlimit, -1),
+      (select count(*)::int from pg_catalog.pg_stat_activity a where a.usesysid = r.oid)
+    from pg_catalog.pg_database d, pg_catalog.pg_roles r
+    where d.datname = pg_catalog.current_database() and r.rolname = session_user
+"""
+"""Reads counters of the server, which every role may read."""
+MISSING_RIGHTS = b"""
+    with n as (select n.oid, n.nspname from pg_catalog.pg_namespace n where n.nspname = %b),
+      c as (select c.oid, c.relname, c.relkind from pg_catalog.pg_class c join n on n.oid = c.relnamespace)
+    select 'schema', n.nspname::text, 'usage' from n where not pg_catalog.has_schema_privilege(n.oid, 'usage')
+    union all
+    select 'table', c.relname, p from c, unnest(array['select', 'insert', 'update', 'delete']) p
+      where c.relkind = 'r' and pg_catalog.starts_with(c.relname, 'xq_')
+        and not pg_catalog.has_table_privilege(c.oid, p)
+    union all
+    select 'view', c.relname, 'select' from c
+      where c.relkind = 'v' and c.relname = any(%b) and not pg_catalog.has_table_privilege(c.oid, 'select')
+    union all
+    select 'sequence', c.relname, p from c, unnest(array['usage', 'select', 'update']) p
+      where c.relkind = 'S' and pg_catalog.starts_with(c.relname, 'xq_')
+        and not pg_catalog.has_sequence_privilege(c.oid, p)
+    union all
+    select 'function', f.proname, 'execute' from pg_catalog.pg_proc f join n on n.oid = f.pronamespace
+      where pg_catalog.starts_with(f.proname, 'xq_') and not pg_catalog.has_function_privilege(f.oid, 'execute')
+"""
+OWNER = b"""
+    select pg_catalog.pg_get_userbyid(c.relowner)::text, pg_catalog.pg_has_role(c.relowner, 'member')
+    from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = %b and c.relname = 'xq_store'
+"""
 FORGET_CHANGES = "select {s}.xq_forget_changes_v1(%b)"
 SERVER = "select stored, cluster, life from {s}.xq_server_life_v1()"
 ADOPT = (

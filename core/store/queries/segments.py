@@ -367,6 +367,12 @@ def largest_value(work: Reading, queue: int) -> int:
     return max(work.connection.scalar(size) or 0 for size in sizes)
 
 
+def some_waiting_files(work: Reading, *, limit: int) -> list[str]:
+    """Read some files with pending segments: those of so many segments that are read first."""
+    first = sa.select(g.c.file).select_from(_read).limit(limit).subquery()
+    return sorted(set(work.connection.scalars(sa.select(first.c.file))))
+
+
 def waiting_files(work: Reading) -> list[str]:
     """Read the files with pending segments, by name."""
     return list(work.connection.scalars(sa.select(g.c.file).select_from(_read).distinct().order_by(g.c.file)))

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from export_queue.core.errors import StoreError, StoreNotCreated, StoreUnavailable
+from export_queue.core.store.pool import KEPT_CONNECTIONS, MOST_CONNECTIONS
 from export_queue.core.store.sqlite.filelock import FileLock
 
 LOCK_SECONDS = 30.0
@@ -215,8 +216,8 @@ def open_engine(url: sa.URL, file: StoreFile) -> sa.Engine:
         hide_parameters=True,  # errors must not show values of entries
         creator=file.connect,
         poolclass=sa.QueuePool,
-        pool_size=8,
-        max_overflow=56,
+        pool_size=KEPT_CONNECTIONS,
+        max_overflow=MOST_CONNECTIONS - KEPT_CONNECTIONS,
         pool_use_lifo=True,  # the connection that was used last has the newest pages in its cache
     )
 

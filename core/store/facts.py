@@ -1,0 +1,40 @@
+"""What a server says about itself and about the role that asks, for diagnosis."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ServerFacts(NamedTuple):
+    """A PostgreSQL server as one session sees it."""
+
+    version: str
+    version_number: int
+    """Such as 150004."""
+    is_durable: bool
+    """Whether an acknowledged commit survives a crash of the machine: ``fsync`` and ``full_page_writes`` are on."""
+    max_connections: int
+    """Connections that the server gives to roles without privileges."""
+    connections: int
+    """Connections in use, of all roles and databases."""
+    database: str
+    database_limit: int | None
+    database_connections: int
+    role: str
+    role_limit: int | None
+    role_connections: int
+    is_own_session: bool
+    """Whether the session is the server's own, and not one of a pooler."""
+
+
+class Rights(NamedTuple):
+    """What a role may do with the objects of a store."""
+
+    schema: str
+    role: str
+    owner: str | None
+    """The role that owns the store; None if the schema has no tables of a store."""
+    is_owner: bool
+    """Whether the role is the owner, or a member of it."""
+    missing: tuple[tuple[str, str, str], ...]
+    """Kind of object, name and privilege that the role lacks."""
