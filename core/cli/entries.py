@@ -1,4 +1,4 @@
-"""``export-queue peek``, ``why`` and ``idempotency``: pending entries, and what is known of a key or a unit of work."""
+"""``export-queue add``, ``peek``, ``why`` and ``idempotency``: entries, and the story of a key or a unit of work."""
 
 from __future__ import annotations
 
@@ -8,16 +8,48 @@ from typing import Annotated, Any
 
 import typer
 
-from export_queue.core.cli.console import Result, bytes_of_hex, seq_time, shown_delete, text_of_bytes, utc_time
+from export_queue.core.cli.console import Result, seq_time, shown_delete, text_of_bytes, utc_time
 from export_queue.core.cli.finished_drains import drain_row, problem_lines
 from export_queue.core.cli.options import QueueId, Who, command
 from export_queue.core.cli.queues import hidden_reader, readers_of
-from export_queue.core.client import Store
+from export_queue.core.cli.values import KeyHex, chosen_key, given_value
+from export_queue.core.client import Store, TransactionContext
 from export_queue.core.drain import FinishedDrain, KeyStory
-from export_queue.core.errors import CodecError, InvalidArgument
 from export_queue.core.queue import DeadLetter, QueuedEntry
 
-KeyHex = Annotated[str | None, typer.Option(help="a key that is not text, as hexadecimal digits")]
+
+@command()
+def add(
+    queue_id: QueueId,
+    store: Store,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="the key")] = None,
+    value: Annotated[
+        str | None, typer.Argument(metavar="VALUE|-", help="the value, as the queue stores it; - reads standard input")
+    ] = None,
+    key_hex: KeyHex = None,
+    delete: Annotated[bool, typer.Option("--delete", help="instead of a value: delete the record of the key")] = False,
+) -> Result:
+    """Add one entry to a queue, in a transaction of its own. The next drain delivers it.
+
+    With --key-hex, leave out KEY. Write -- before a value that begins with a dash.
+    """
+    if key_hex is not None and value is None:
+        key, value = None, key
+    queue = store.queue(queue_id)
+    chosen = chosen_key(store, queue_id, key, key_hex)
+    content = given_value(queue, value, delete=delete)
+
+    def adding(tx: TransactionContext) -> tuple[int, TransactionContext]:
+        tx.queue(queue_id).add(chosen, content)
+        return tx.id, tx
+
+    (seq, tx), encoded = store.run(adding), queue.encode_key(chosen)
+    shown = {"queue": queue_id, "key": text_of_bytes(encoded), "key_hex": encoded.hex()}
+    what = "a delete" if content is None else "a value"
+    return Result(
+        json=shown | {"seq": str(seq), "token": tx.token},
+        lines=[f"added {what} of key {shown['key']!r} to queue {queue_id} (seq {seq}); the next drain delivers it"],
+    )
 
 
 @command()
@@ -52,18 +84,6 @@ def why(
     is_queue = [story.queue.id for story in stories] == [queue_id]
     lines = [line for story in stories for line in (*_lines(story), "")]
     return Result(json=_story(stories[0]) if is_queue else [*map(_story, stories)], lines=lines[:-1])
-
-
-def chosen_key(store: Store, queue_id: str, key: str | None, key_hex: str | None) -> Any:
-    """Decode a key from the command line with the queue's codec."""
-    if (key is None) == (key_hex is None):
-        raise typer.BadParameter("which key? give it as text, or by --key-hex")
-    raw = key.encode() if key is not None else bytes_of_hex(key_hex or "")
-    try:
-        return store.queue(queue_id).decode_key(raw)
-    except CodecError:
-        codec = store.queue(queue_id).key
-        raise InvalidArgument(f"keys of queue {queue_id!r} have the codec {codec}, which cannot read {raw!r}") from None
 
 
 def _entry(entry: QueuedEntry) -> dict[str, Any]:

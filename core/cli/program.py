@@ -8,6 +8,7 @@ from export_queue.core.cli import drains as _drains  # noqa: F401
 from export_queue.core.cli import verify as _verify  # noqa: F401
 from export_queue.core.cli import entries as _entries  # noqa: F401
 from export_queue.core.cli import states as _states  # noqa: F401
+from export_queue.core.cli import tables as _tables  # noqa: F401
 from export_queue.core.cli import transactions as _transactions  # noqa: F401
 from export_queue.core.cli import observers as _observers  # noqa: F401
 from export_queue.core.cli import rebuild as _rebuild  # noqa: F401

@@ -1,4 +1,4 @@
-"""``export-queue state``, ``mirror``, ``replay``, ``rollback``: what a queue remembers, and adding it or a data set."""
+"""``export-queue state``, ``mirror``, ``replay``, ``resend``, ``rollback``: what a queue remembers, added again."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import sqlalchemy as sa
 import typer
 
 from export_queue.core.arguments import number_or_part
-from export_queue.core.cli.console import Result, text_of_bytes
-from export_queue.core.cli.entries import KeyHex, chosen_key
+from export_queue.core.cli.console import FAILED, Result
 from export_queue.core.cli.naming import database_of, search_current_folder
 from export_queue.core.cli.options import QueueId, command, one_or_several, refuse_passwords
+from export_queue.core.cli.values import KeyHex, chosen_key, plain_value, shown_value
 from export_queue.core.client import Store
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.sources import rows_of_file, rows_of_own_query, rows_of_query
@@ -67,17 +66,9 @@ def state(
 
 
 def _shown(rows: list[tuple[Any, Any]], *, more: bool) -> Result:
-    found = [{"key": _plain(key), "value": _plain(value)} for key, value in rows]
-    table = [{"key": row["key"], "value": _as_json(row["value"])} for row in found]
+    found = [{"key": plain_value(key), "value": plain_value(value)} for key, value in rows]
+    table = [{"key": row["key"], "value": shown_value(row["value"])} for row in found]
     return Result(json=found, table=table, lines=["… perhaps more (--limit)"] if more else ())
-
-
-def _plain(value: Any) -> Any:
-    return text_of_bytes(value) if isinstance(value, bytes) else value
-
-
-def _as_json(value: Any) -> Any:
-    return orjson.dumps(value, default=str).decode() if isinstance(value, dict | list) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +189,38 @@ def replay(
         settle_timeout=settle_timeout,
     )
     return Result(json=report.to_json(), lines=[report.line()])
+
+
+@command()
+def resend(
+    queue_id: QueueId,
+    store: Store,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY…", help="the keys")] = None,
+    key_hex: Annotated[
+        list[str] | None, typer.Option(help="a key that is not text, as hexadecimal digits; repeat it for several")
+    ] = None,
+    settle_timeout: Annotated[float, typer.Option(min=0, help="seconds to wait for older transactions to end")] = 60.0,
+) -> Iterator[Result]:
+    """Send the latest values of some keys once more, to all subscriptions: a replay of these keys from the state.
+
+    A delete is sent for a deleted key. Status 1 means that the state does not know one of the keys.
+    """
+    if not keys and not key_hex:
+        raise typer.BadParameter("which keys? give them as text, or by --key-hex")
+    queue = store.queue(queue_id)
+    if queue.parent is None and queue.history_ms is None:
+        raise InvalidArgument(
+            f"queue {queue_id!r} keeps no state, so the store does not know the values any more",
+            hint=f"take them from where they came from: export-queue replay {queue_id} --key KEY --source MODULE:NAME, "
+            f"or export-queue add {queue_id} KEY VALUE; to keep a state from now on: export-queue alter {queue_id} "
+            "--state",
+        )
+    chosen = [chosen_key(store, queue_id, text, None) for text in keys or ()]
+    chosen += [chosen_key(store, queue_id, None, digits) for digits in key_hex or ()]
+    report = store.replay(queue_id, keys=chosen, settle_timeout=settle_timeout)
+    yield Result(json=report.to_json(), lines=[report.line()])
+    if report.absent:
+        raise typer.Exit(FAILED)
 
 
 @command()

@@ -8,12 +8,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from export_queue.core.errors import InvalidArgument
 from export_queue.core.queue import Queue
 from export_queue.core.sources.function import FunctionContent, spooled
 from export_queue.core.sources.records import as_key
 from export_queue.core.store import Database
-from export_queue.core.tables import ObservedColumns, Table, find_table
+from export_queue.core.tables import ObservedColumns, Table, known_table
 from export_queue.core.transactions import OpenTransaction, Snapshot
 
 
@@ -38,9 +37,7 @@ class TableSource:
         :raises EntryError: a row or a value does not fit the queue's codecs.
         :raises SnapshotTooOld: the reading took so long that clean-up has deleted what it needs.
         """
-        options = find_table(database, self._name)
-        if options is None:
-            raise InvalidArgument(f"source: the store has no table {self._name!r}")
+        options = known_table(database, self._name)
         opened = OpenTransaction(database, kind="read", settled=True)
         try:
             snapshot = opened.snapshot

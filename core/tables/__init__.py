@@ -9,6 +9,7 @@ from export_queue.core.tables.options import (
     check_name,
     configure_table,
     find_table,
+    known_table,
 )
 from export_queue.core.tables.table import Table
 
@@ -25,4 +26,5 @@ __all__ = [
     "check_name",
     "configure_table",
     "find_table",
+    "known_table",
 ]

@@ -14,6 +14,8 @@ from export_queue.core.store import Database, Reading, Work, queries
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 
+_SHOWN_NAMES = 20
+"""Maximum number of names in an error."""
 MAX_TTL_SECONDS = 100 * 365 * 24 * 3600.0
 
 
@@ -110,6 +112,22 @@ def find_table(database: Database, name: str) -> TableOptions | None:
     check_text(name, what="table name")
     with database.read() as work:
         return _read(work, name)
+
+
+def known_table(database: Database, name: str) -> TableOptions:
+    """Return a table's options.
+
+    :raises InvalidArgument: there is no such table; the error names those that there are.
+    """
+    found = find_table(database, name)
+    if found is None:
+        with database.read() as work:
+            names = queries.queues.table_names(work, limit=_SHOWN_NAMES + 1)
+        more = ", …" if len(names) > _SHOWN_NAMES else ""
+        raise InvalidArgument(
+            f"the store has no table {name!r}; it has: {', '.join(names[:_SHOWN_NAMES]) or 'none'}{more}"
+        )
+    return found
 
 
 def add_table(begun: AbstractContextManager[Work], options: TableOptions) -> TableOptions:

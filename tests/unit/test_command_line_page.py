@@ -112,6 +112,8 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
     run("alter", "orders", "--max-value-bytes", "1000")
     run("configure-table", "totals")
     with Store.open(url) as store:
+        store.run(lambda tx: tx.table("totals").set("anna", "n", b"1"))
+        run("table get", "totals", "anna")
         store.run(lambda tx: tx.queue("orders").add("anna", 1), idempotency_key="k")
         run("peek", "orders", "--values")
         run("idempotency", "k")
@@ -133,6 +135,8 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
         run("mirror", "remembered", "--query", "select 'a' as key, 1 as value")
         run("state", "remembered")
         run("replay", "remembered", "--all")
+        run("resend", "remembered", "a")
+        run("add", "remembered", "b", "2")
         run("rollback", "remembered", "2100-01-01", "--dry-run")
         rebuild(run, store, copies)
         run("segments", "orders")

@@ -64,6 +64,11 @@ def table_row(work: Reading, name: str) -> Mapping[str, Any] | None:
     return next(iter(work.rows(sa.select(t).where(t.c.name == name))), None)
 
 
+def table_names(work: Reading, *, limit: int) -> list[str]:
+    """Read the names of the first tables, in their order."""
+    return list(work.connection.scalars(sa.select(t.c.name).order_by(t.c.name).limit(limit)))
+
+
 def add_table(work: Work, name: str, **options: Any) -> bool:
     """Store a new table under a new number; return False if another process has just stored it."""
     values = {"name": name, "number": work.draw(), **options}
