@@ -10,7 +10,7 @@ INTEGRATION = "Export Queue"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Describe the provider: connection type, task decorator, asset scheme, configuration and modules."""
+    """Describe the provider: connection type, task decorator, asset scheme, command, configuration and modules."""
     return {
         "package-name": "airflow-provider-export-queue",
         "name": INTEGRATION,
@@ -31,6 +31,7 @@ def get_provider_info() -> dict[str, Any]:
             {"name": "export_transaction", "class-name": "export_queue.decorators.export_transaction_task"}
         ],
         "asset-uris": [{"schemes": ["export-queue"], "handler": "export_queue.assets.sanitize_uri"}],
+        "cli": ["export_queue.airflow_cli.get_cli_commands"],
         "config": {"export_queue": _configuration()},
         "hooks": [
             {

@@ -68,14 +68,18 @@ def _program(
     """Set up a store of export queues, inspect it, and drain its queues."""
 
 
-def main() -> None:
-    """Run the command line. An error of this library is printed as one message, with exit status 1 or 75."""
+def main(arguments: Sequence[str] | None = None, *, name: str | None = None) -> None:
+    """Run the command line. An error of this library is printed as one message, with exit status 1 or 75.
+
+    :param arguments: by default those of this process.
+    :param name: name of the program in its help; by default that of this process.
+    """
     if logging.lastResort is not None:  # it handles warnings when a command shows no log
         logging.lastResort.setFormatter(PrintableLines())
     try:
-        _require_utf8(sys.argv)
+        _require_utf8(sys.argv if arguments is None else ["", *arguments])
         try:
-            app()
+            app(args=arguments, prog_name=name)
         finally:
             sys.stdout.flush()  # while an error such as a full disk can still be reported
     except ExportQueueError as error:

@@ -63,6 +63,52 @@ def test_what_belongs_in_a_connection_is_refused_beside_it(connections: Path) ->
         assert expected in run_cli("drain", "orders", "--sink", "copies", *option, url="exports", status=1)
 
 
+def through_airflow(*words: str) -> None:
+    """Run a command as the program ``airflow`` does."""
+    from airflow.cli import cli_parser
+
+    parsed = cli_parser.get_parser().parse_args(["export-queue", *words])
+    parsed.func(parsed)
+
+
+def airflow_says(capsys: pytest.CaptureFixture[str], *words: str, status: int | str = 0) -> str:
+    with pytest.raises(SystemExit) as end:
+        through_airflow(*words)
+    assert (end.value.code or 0) == status
+    told = capsys.readouterr()
+    return told.err if status else told.out
+
+
+def test_commands_run_through_airflow_on_its_connections(
+    connections: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EXPORT_QUEUE_STORE", "")  # restored after the test
+    monkeypatch.setenv("EXPORT_QUEUE_SINK", "")
+    monkeypatch.delenv("EXPORT_QUEUE_STORE")
+    assert "is ready" in airflow_says(capsys, "--conn-id", "exports", "init")
+    assert "AIRFLOW_CONN_NOWHERE" in airflow_says(capsys, "status", "--conn-id=nowhere", status=1)
+    airflow_says(capsys, "configure", "orders", "--conn-id", "exports", "--json")
+    report = json.loads(
+        airflow_says(capsys, "drain", "orders", "--json", "--sink-conn-id", "copies", "--conn-id", "exports")
+    )
+    assert (report["sink"], report["problem"]) == ("copies", None)
+    airflow_says(capsys, "add", "orders", "a", "--conn-id", "exports", "--", '"--conn-id"')
+    monkeypatch.delenv("EXPORT_QUEUE_STORE")
+    monkeypatch.setenv("AIRFLOW_CONN_EXPORT_QUEUE_DEFAULT", os.environ["AIRFLOW_CONN_EXPORTS"])
+    (entry,) = json.loads(airflow_says(capsys, "peek", "orders", "--values", "--json"))
+    assert entry["value"] == '"--conn-id"'
+
+
+def test_mistakes_with_connections_through_airflow_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EXPORT_QUEUE_STORE", "")
+    both = "expected one of --conn-id and --store, found both: leave one out"
+    airflow_says(capsys, "--conn-id", "exports", "status", "--store", "other", status=both)
+    airflow_says(capsys, "status", "--conn-id", status="--conn-id: expected the id of a connection, found nothing")
+    assert "Usage: airflow export-queue status" in airflow_says(capsys, "status", "--help")
+
+
 def test_a_missing_connection_is_told_with_the_variable_to_set(connections: Path) -> None:
     complaint = run_cli("status", "--store", "airflow:nowhere", url="", status=1)
     assert "AIRFLOW_CONN_NOWHERE" in complaint

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from unittest import mock
 
 from export_queue.core.cli import main
+
+
+def without_connections(text: str) -> str:
+    """Return a text whose calls of ``airflow export-queue`` lack the options that the program itself does not have."""
+    return re.sub(
+        r"airflow export-queue[^`\n]*", lambda call: re.sub(r" --(?:sink-)?conn-id[ =][^\s`]+", "", call[0]), text
+    )
 
 
 def run_cli(*arguments: str, url: str, status: int = 0, complaint: bool = True) -> str:

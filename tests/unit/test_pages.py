@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.command_line import without_connections
 from typer.main import get_command
 
 from export_queue.core.cli.program import app
@@ -78,7 +79,7 @@ def test_every_python_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypat
 
 def commands(page: Path) -> list[str]:
     """Find calls of the command line: in console and text blocks, and between backquotes."""
-    text = page.read_text("utf-8")
+    text = without_connections(page.read_text("utf-8"))
     return re.findall(r"(?:^|[`$ ])export-queue ([a-z][^`\n|]*)", text, re.MULTILINE)
 
 

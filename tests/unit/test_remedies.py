@@ -18,6 +18,7 @@ from unittest import mock
 import psycopg
 import pytest
 import typer
+from tests.support.command_line import without_connections
 from typer.main import get_command
 
 import export_queue
@@ -49,7 +50,7 @@ def texts() -> Iterator[Text]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield from strings(path.read_text("utf-8"), str(path.relative_to(ROOT)))
     for path in PAGES:
-        yield Text(str(path.relative_to(ROOT)), path.read_text("utf-8"))
+        yield Text(str(path.relative_to(ROOT)), without_connections(path.read_text("utf-8")))
 
 
 def strings(source: str, name: str) -> Iterator[Text]:
