@@ -11,7 +11,7 @@ from psycopg import Connection
 from psycopg.pq import TransactionStatus
 from sqlalchemy import event
 
-from export_queue.core.errors import StoreUnavailable
+from export_queue.core.errors import StoreError
 from export_queue.core.postgresql_connection import LONGEST_SECONDS, BoundedConnection
 from export_queue.core.store.postgresql import errors as errors
 from export_queue.core.store.postgresql.errors import async_commits, not_utf8, standby
@@ -150,5 +150,7 @@ class PostgresDriver(Driver):
     def is_missing_table(self, error: BaseException) -> bool:
         return errors.is_missing_table(error)
 
-    def explain(self, error: BaseException, url: str) -> StoreUnavailable | None:
+    def explain(self, error: BaseException, url: str) -> StoreError | None:
+        if errors.is_missing_right(error):
+            return errors.missing_right(error, where=f"store {url}")
         return errors.unavailable(error, where=f"store {url}") if errors.is_transient(error) else None

@@ -14,6 +14,7 @@ from export_queue.core.errors import (
     ExportQueueError,
     RegistrationLost,
     SnapshotTooOld,
+    StoreError,
     StoreReplaced,
     StoreUnavailable,
     TransactionTimeout,
@@ -70,6 +71,19 @@ def is_transient(error: BaseException) -> bool:
         return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
     # 25006: no writes, as on a standby before it is promoted; 25P03, 25P04: a SQL transaction was open for too long
     return state[:2] in ("08", "53", "57", "40", "55", "58") or state in (NO_WRITES, "25P03", "25P04", *OTHER_SESSION)
+
+
+def is_missing_right(error: BaseException) -> bool:
+    """Return whether the role lacks a right."""
+    return getattr(error, "sqlstate", None) == "42501"
+
+
+def missing_right(error: BaseException, *, where: str) -> StoreError:
+    """Build the error of a role that lacks a right."""
+    return StoreError(
+        f"{where}: {str(error).strip()}",
+        hint="export-queue doctor names the rights that the role lacks, and the statements that grant them",
+    )
 
 
 def unavailable(error: BaseException, *, where: str = "the store's database") -> StoreUnavailable:
