@@ -114,7 +114,7 @@ def test_the_fix_of_missing_rights_repairs_them(role: str, postgres_url: str) ->
     assert levels({name: one for name, one in found.items() if name != "server"}) == {"rights": "error"}
     told = run_cli("status", url=role, status=1)
     assert "permission denied" in told
-    assert "hint: export-queue doctor names the rights" in told
+    assert "the statements that grant them: export-queue doctor" in told
     owner, _, statements = found["rights"]["fix"].partition(": ")
     assert owner.startswith("as ")
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as admin:

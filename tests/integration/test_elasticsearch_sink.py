@@ -779,6 +779,14 @@ def test_a_wrong_password_is_refused_and_not_shown(make, password):
     with pytest.raises(SinkRefused, match=r"127\.0\.0\.1.*401") as caught:
         admit(make(password=password))
     assert SECRET not in shown(caught.value)
+    with pytest.raises(SinkRefused, match=r"127\.0\.0\.1.*401"):
+        make(password=password).probe()
+
+
+def test_a_probe_names_the_server_and_needs_no_rights(make, ask, name):
+    assert ", status green" in make().probe() or ", status yellow" in make().probe()
+    assert "may not see the cluster's health" in make(username="reader").probe()
+    assert ask("GET", f"/{name}*") == {}, "nothing was created"
 
 
 def test_a_user_without_rights_is_refused(make, name):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from export_queue import InvalidArgument, MemorySink, SinkSpec
+from export_queue import InvalidArgument, MemorySink, SegmentRefused, SinkSpec
 from export_queue.core.doctor import Check, checked, examine_sink, examine_software
 from export_queue.core.doctor.places import examine_pending, examine_place, examine_store_file, filesystem_of
 from export_queue.core.doctor.software import DISTRIBUTION, Requirement, is_within, judge_packages, read_requirement
@@ -200,6 +201,27 @@ def test_a_place_of_segments_is_a_folder_that_can_be_used(tmp_path: Path, monkey
     monkeypatch.undo()
     monkeypatch.setattr("export_queue.core.doctor.places.LEAST_FREE", 1 << 60)
     assert judged(str(tmp_path)) == "warning"
+
+
+def test_a_place_in_an_object_store_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def exists(url: str) -> bool:
+        asked.append(url)
+        if "closed" in url:
+            raise SegmentRefused(f"file {url}: ACCESS_DENIED", hint="grant it")
+        return "empty" not in url
+
+    monkeypatch.setattr("export_queue.core.doctor.places.exists", exists)
+    for place, level, told in (
+        ("full", "ok", "has files"),
+        ("empty", "ok", "no files yet"),
+        ("closed", "error", "DENIED"),
+    ):
+        asked.clear()
+        named = partial(examine_place, f"s3://{place}/x", needed_by="orders", is_shared=True)
+        (found,) = checked("files", named)
+        assert (found.level, told in found.found, len(asked)) == (level, True, 1)
 
 
 def test_pending_files_that_are_missing_are_an_error(tmp_path: Path) -> None:

@@ -275,12 +275,12 @@ class ElasticsearchSink:
         return found
 
     def probe(self) -> str:
-        status, answer = self._connection.ask("GET", "/")
+        status, answer = self._connection.ask("GET", "/_cluster/health")
         if status == 403:
-            return f"{self}; the user may not see its version, and need not"
+            return f"{self}; the user may not see the cluster's health, and need not"
         if status != 200:
             raise whole(status, answer).explain(str(self))
-        return f"{self}, version {answer['version']['number']}, cluster {answer['cluster_name']}"
+        return f"{self}, cluster {answer['cluster_name']}, status {answer['status']}"
 
     def close(self) -> None:
         self._connection.close()

@@ -82,7 +82,7 @@ def missing_right(error: BaseException, *, where: str) -> StoreError:
     """Build the error of a role that lacks a right."""
     return StoreError(
         f"{where}: {str(error).strip()}",
-        hint="export-queue doctor names the rights that the role lacks, and the statements that grant them",
+        hint="see which rights the role lacks, and the statements that grant them: export-queue doctor",
     )
 
 
