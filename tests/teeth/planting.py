@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import shutil
+import select
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("bugs.toml")
 FOLDERS = ("provider", "core", "hooks", "operators", "sensors", "dags_examples", "tests", "benchmarks")
 AT_ONCE = 2
+PLUGINS = ("-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin", "-p", "pytest_timeout", "-p", "teeth_recorder")
 SECONDS = 600.0
 """Longest time that one run of tests may take."""
 
@@ -84,14 +87,16 @@ def load(path: Path = TABLE) -> list[Bug]:
     return [Bug(name=name, **row) for name, row in rows.items()]
 
 
-@contextmanager
+@contextlib.contextmanager
 def copied() -> Iterator[Path]:
     """Copy the tree into a temporary folder, with a package of links that leads to the copy."""
-    with tempfile.TemporaryDirectory(prefix="export-queue-teeth-") as name:
+    with tempfile.TemporaryDirectory(
+        prefix="export-queue-teeth-", dir=os.environ.get("EXPORT_QUEUE_TEST_MEMORY")
+    ) as name:
         tree = Path(name)
-        for folder in FOLDERS:
-            shutil.copytree(ROOT / folder, tree / folder)
-        shutil.copy(ROOT / "pyproject.toml", tree)
+        tree.chmod(0o755)  # servers run as users of their own
+        # With what is compiled, and so with times. Python's own copying of a thousand files takes a second.
+        subprocess.run(["cp", "-R", "-p", *FOLDERS, "pyproject.toml", name], cwd=ROOT, check=True)
         package = tree / ".links" / "export_queue"
         package.mkdir(parents=True)
         for path in [*(tree / "provider").iterdir(), *(tree / folder for folder in FOLDERS[1:6])]:
@@ -102,29 +107,57 @@ def copied() -> Iterator[Path]:
 
 def run(tree: Path, tests: Iterable[str], environment: str, *options: str) -> tuple[int, list[dict[str, Any]], str]:
     """Run tests of a copy; returns pytest's exit code, what the recorder wrote, and the output."""
-    record = tree / "record"
+    record, output = tree / "record", tree / "output"
     record.touch()
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    variables |= {"PYTHONPATH": str(tree / ".links"), "TEETH_RECORD": str(record)}
-    command = [python_of(environment), "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "teeth_recorder"]
-    try:
-        done = subprocess.run(
-            [*command, *options, *tests],
-            cwd=tree,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=SECONDS,
-            check=False,
-        )
-        code, output = done.returncode, done.stdout
-    except subprocess.TimeoutExpired:
-        code, output = -1, f"the tests took more than {SECONDS:.0f} s"
+    own = ("PYTEST_", "EXPORT_QUEUE_DURATIONS")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    code = Warm.of(environment).run(
+        folder=str(tree),
+        variables={**variables, "PYTHONPATH": str(tree / ".links"), "TEETH_RECORD": str(record)},
+        paths=[str(tree / ".links")],
+        output=str(output),
+        words=["-q", *PLUGINS, f"--basetemp={tree / 'temporary'}", *options, *tests],
+    )
     events = [json.loads(line) for line in record.read_text().splitlines()]
-    return code, events, output
+    said = output.read_text(errors="replace") if code is not None else f"the tests did not end in {SECONDS:.0f} s"
+    return -1 if code is None else code, events, said
+
+
+class Warm:
+    """A process of ``warm.py``. Each thread has one for each environment; it ends when nobody can ask it any more."""
+
+    _of_thread = threading.local()
+
+    def __init__(self, environment: str) -> None:
+        self._process = subprocess.Popen(
+            [python_of(environment), "-P", str(Path(__file__).with_name("warm.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    @classmethod
+    def of(cls, environment: str) -> Warm:
+        """Return this thread's process of an environment."""
+        kept: dict[str, Warm] = cls._of_thread.__dict__
+        if environment not in kept or kept[environment]._process.poll() is not None:
+            kept[environment] = cls(environment)
+        return kept[environment]
+
+    def run(self, **request: Any) -> int | None:
+        """Run pytest in a fork; returns its exit code, or None if it took too long, or if all of it was killed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        if select.select([self._process.stdout], [], [], SECONDS)[0] and (code := self._process.stdout.readline()):
+            return int(code)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        return None
 
 
 def python_of(environment: str) -> str:
