@@ -2,7 +2,8 @@
 
 ``EXPORT_QUEUE_SCHEDULE`` repeats a schedule that a failed test has printed:
 ``EXPORT_QUEUE_SCHEDULE='sqlite load_gone drain | …' ./run test tests/battery/test_schedules.py -k named``.
-With ``EXPORT_QUEUE_PREEMPTIONS=2`` all pairs and triples run every schedule with two, on both stores; that takes hours.
+``EXPORT_QUEUE_SEED`` repeats what was drawn. With ``EXPORT_QUEUE_PREEMPTIONS=1`` all pairs and triples run every
+schedule with one preemption, on both stores, which takes an hour; with ``2`` it takes many.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import random
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import STORES
+from tests.support.drawn import drawn
 from tests.support.fixtures import Covered
 from tests.support.scheduled_operations import OPERATIONS, Theatre
 from tests.support.scheduled_stores import PostgresStand, SqliteStand, Stand
-from tests.support.schedules import Explored, parsed
+from tests.support.schedules import parsed
 
 pytestmark = pytest.mark.timeout(1800)  # some hundred runs, next to other work
 OTHERS = {
@@ -66,18 +69,18 @@ DEEP = [
     ("load_gone", "subscribe_first"),
     ("compact", "compact2"),
 ]
-"""Pairs that share most: SQLite runs every schedule of theirs with two preemptions, PostgreSQL with one."""
+"""Pairs that share most: SQLite always runs every schedule of theirs with one preemption."""
 PREEMPTIONS = int(os.environ.get("EXPORT_QUEUE_PREEMPTIONS", "0"))
-"""Preemptions of all pairs and triples, on both stores; 0 for those that are said here."""
+"""Every schedule with so many preemptions runs, on both stores; with 0, those that are drawn."""
+SHARE, SHARE_OF_FENCED = 1 / 24, 1 / 3
+"""Share of the other pairs, drawn anew in each run, whose schedules with one preemption all run on SQLite."""
 TRIPLES = [
     ("load_gone", "compact", "drain"),
     ("compact", "urgent_drain", "drain"),
     ("load_gone", "alter", "maintain"),
     ("compact_state", "maintain", "get"),
 ]
-"""Of these SQLite runs every schedule with one preemption, but for the next one."""
-MOSTLY_DRAWN = {("compact_state", "maintain", "get")}
-"""Of its 527 schedules, which take minutes, SQLite too runs drawn ones; all of them have run once."""
+"""Operations that meet in threes."""
 FENCED = [
     ("load_gone", "drain"),
     ("drain", "urgent_drain"),
@@ -103,8 +106,12 @@ NAMED = [
 
 SAMPLED, PLANS = 4, 3
 """Pairs that the quick tests draw, and schedules of each."""
-DRAWN = 6
-"""Schedules that PostgreSQL runs of each other pair, and of each triple: a run takes twice as long as on SQLite."""
+ON_POSTGRESQL = 50
+"""Pairs that also run on PostgreSQL, drawn anew in each run: a schedule takes three times as long there."""
+DRAWN, DRAWN_OF_FENCED, DRAWN_IN_TRANSACTIONS = 2, 4, 10
+"""Schedules with two preemptions that are drawn of each pair."""
+DRAWN_OF_THREE = {"sqlite": 20, "postgresql": 4}
+"""Schedules with two preemptions that are drawn of each triple."""
 
 
 @pytest.fixture(scope="module", params=[pytest.param(kind, marks=STORES[kind]) for kind in ("sqlite", "postgresql")])
@@ -131,11 +138,29 @@ def opened(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[
     server.drop_database(database)
 
 
-def kept(explored: Explored, covered: Covered) -> None:
+def cases() -> Iterator[Any]:
+    """Each pair on SQLite, and some on PostgreSQL."""
+    some = drawn(PAIRS, len(PAIRS) if PREEMPTIONS else ON_POSTGRESQL, about="pairs")
+    for kind, pairs in (("sqlite", PAIRS), ("postgresql", some)):
+        for pair in pairs:
+            yield pytest.param(kind, pair, marks=STORES[kind], id="-".join((kind, *pair)))
+
+
+def is_chosen(seed: int, names: tuple[str, ...], share: float) -> bool:
+    return random.Random(f"{seed} {names}").random() < share
+
+
+def keeps_promises(theatre: Theatre, seed: int, number: int, covered: Covered, *, every: bool = False) -> None:
+    """Run drawn schedules with two preemptions, and with ``every`` all that have one."""
+    explorer = theatre.explorer(preemptions=PREEMPTIONS or 1)
+    if every or PREEMPTIONS:
+        explorer.all()
+    explored = explorer.explored if PREEMPTIONS else explorer.sample(seed, number)
     covered(explored.line())
     assert not explored.failures, "\n\n".join(explored.failures)
 
 
+@pytest.mark.brief
 def test_a_sample_of_schedules_keeps_every_promise(stand: Stand, seed: int, covered: Covered) -> None:
     chance = random.Random(seed)
     runs = 0
@@ -146,41 +171,38 @@ def test_a_sample_of_schedules_keeps_every_promise(stand: Stand, seed: int, cove
     covered(f"{runs} schedules of {SAMPLED} pairs")
 
 
-@pytest.mark.full("some dozen schedules of each pair")
-@pytest.mark.parametrize("names", PAIRS, ids="-".join)
-def test_every_schedule_of_two_operations_keeps_every_promise(
-    stand: Stand, names: tuple[str, ...], covered: Covered
+@pytest.mark.full("some schedules of each pair")
+@pytest.mark.parametrize(("stand", "names"), [*cases()], indirect=["stand"])
+def test_schedules_of_two_operations_keep_every_promise(
+    stand: Stand, names: tuple[str, ...], seed: int, covered: Covered
 ) -> None:
-    preemptions = PREEMPTIONS or (2 if stand.name == "sqlite" and names in DEEP else 1)
-    explorer = Theatre(stand, names).explorer(preemptions=preemptions)
-    is_drawn = stand.name == "postgresql" and names not in DEEP and not PREEMPTIONS
-    kept(explorer.sample(0, DRAWN) if is_drawn else explorer.all(), covered)
+    every = stand.name == "sqlite" and (names in DEEP or is_chosen(seed, names, SHARE))
+    keeps_promises(Theatre(stand, names), seed, DRAWN, covered, every=every)
 
 
-@pytest.mark.full("every schedule with one preemption")
+@pytest.mark.full("some schedules of each pair, before another sink")
 @pytest.mark.parametrize("names", FENCED, ids="-".join)
 def test_schedules_before_a_sink_with_fences_keep_every_promise(
-    stand: Stand, names: tuple[str, ...], covered: Covered
+    stand: Stand, names: tuple[str, ...], seed: int, covered: Covered
 ) -> None:
-    kept(Theatre(stand, names, guard="fence").explorer(preemptions=1).all(), covered)
+    every = stand.name == "sqlite" and is_chosen(seed, names, SHARE_OF_FENCED)
+    keeps_promises(Theatre(stand, names, guard="fence"), seed, DRAWN_OF_FENCED, covered, every=every)
 
 
-@pytest.mark.full("some hundred schedules of each triple")
+@pytest.mark.full("some schedules of each triple")
 @pytest.mark.parametrize("names", TRIPLES, ids="-".join)
 def test_schedules_of_three_operations_keep_every_promise(
-    stand: Stand, names: tuple[str, ...], covered: Covered
+    stand: Stand, names: tuple[str, ...], seed: int, covered: Covered
 ) -> None:
-    explorer = Theatre(stand, names).explorer(preemptions=PREEMPTIONS or 1)
-    runs_all = PREEMPTIONS or (stand.name == "sqlite" and names not in MOSTLY_DRAWN)
-    kept(explorer.all() if runs_all else explorer.sample(0, DRAWN), covered)
+    keeps_promises(Theatre(stand, names), seed, DRAWN_OF_THREE[stand.name], covered)
 
 
 @pytest.mark.full("every statement of PostgreSQL is a point")
 @pytest.mark.parametrize("names", STATEMENTS, ids="-".join)
 def test_switches_inside_of_sql_transactions_keep_every_promise(
-    postgresql: Stand, names: tuple[str, ...], covered: Covered
+    postgresql: Stand, names: tuple[str, ...], seed: int, covered: Covered
 ) -> None:
-    kept(Theatre(postgresql, names, every_statement=True).explorer(preemptions=1).all(), covered)
+    keeps_promises(Theatre(postgresql, names, every_statement=True), seed, DRAWN_IN_TRANSACTIONS, covered)
 
 
 @pytest.mark.parametrize("schedule", [*NAMED, *filter(None, [os.environ.get("EXPORT_QUEUE_SCHEDULE")])])
@@ -202,8 +224,9 @@ def test_footprints_name_what_a_commit_writes(stand: Stand) -> None:
 
 
 @pytest.mark.full("schedules are run twice")
-def test_leaving_out_equal_schedules_loses_no_outcome(tmp_path: Path) -> None:
-    stand = SqliteStand(tmp_path)
-    reduced, every = (Theatre(stand, ("short", "drain")).explorer(reduces=reduces).all() for reduces in (True, False))
+@pytest.mark.parametrize(("names", "preemptions"), [(("short", "drain"), 1), (("short", "alter"), 2)])
+def test_leaving_out_equal_schedules_loses_no_outcome(tmp_path: Path, names: tuple[str, ...], preemptions: int) -> None:
+    theatre = Theatre(SqliteStand(tmp_path), names)
+    reduced, every = (theatre.explorer(preemptions=preemptions, reduces=reduces).all() for reduces in (True, False))
     assert reduced.runs < every.runs
     assert reduced.outcomes == every.outcomes

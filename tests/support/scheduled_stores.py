@@ -21,6 +21,8 @@ from export_queue.core.store.sqlite.opening import open_dialect
 
 SCHEMA = "export_queue"
 _START_MS = 1_790_000_000_000
+_RUNS_MS = _START_MS + 100_000
+"""When a run begins: after the store was built, and before a drain cleans up again; ``maintain`` is an operation."""
 
 
 class Stand(Protocol):
@@ -97,7 +99,7 @@ class SqliteStand:
         self._clear()
         shutil.copyfile(self._kept, self._path)
         self._files.put_back()
-        self._clock = count(_START_MS + 1_000_000)
+        self._clock = count(_RUNS_MS)
 
     def open(self, number: int) -> Store:
         if number not in self._engines:

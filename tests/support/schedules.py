@@ -308,9 +308,9 @@ class Explorer:
         :param number: how many.
         """
         chance = random.Random(seed)
-        alone = self._ran((Stretch(self._names[0]),))
-        lengths = {name: sum(step.name == name for step in alone.trace) for name in self._names}
         with suppress(Enough):
+            alone = self._ran((Stretch(self._names[0]),))
+            lengths = {name: sum(step.name == name for step in alone.trace) for name in self._names}
             for _ in range(number):
                 one, other = chance.sample(self._names, 2)
                 stops = [Stretch(name, chance.randrange(1, max(lengths[name], 2))) for name in (one, other)]
