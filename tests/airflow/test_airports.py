@@ -48,8 +48,9 @@ def test_three_stores_equal_the_airports_with_one_down_for_half_of_the_days(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from export_queue import Store
+    from export_queue import Retry, Store
 
+    monkeypatch.setattr(Retry, "pause", lambda retry, attempt: 0.01)  # a store that is down is asked nine times
     module = importlib.import_module("export_queue.dags_examples.airports")
     days = Days(module.current_airports())
     assert len(days.now) == 3376

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -114,8 +115,12 @@ def test_a_missing_connection_is_told_with_the_variable_to_set(connections: Path
     assert "AIRFLOW_CONN_NOWHERE" in complaint
 
 
-@pytest.mark.full("Airflow's database is created, which takes half a minute")
-def test_connections_of_airflows_database_are_found_by_commands_and_scripts(tmp_path: Path) -> None:
+@pytest.mark.full("programs of Airflow")
+def test_connections_of_airflows_database_are_found_by_commands_and_scripts(
+    airflow_database: Path, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(airflow_database)) as database:
+        database.execute("vacuum into ?", (str(tmp_path / "airflow.db"),))
     environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
     environment |= {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{tmp_path}/airflow.db"}
 
@@ -124,12 +129,12 @@ def test_connections_of_airflows_database_are_found_by_commands_and_scripts(tmp_
         assert done.returncode == status, done.stdout + done.stderr
         return done
 
-    def add(name: str, **fields: str) -> None:
-        run("-m", "airflow", "connections", "add", name, "--conn-json", json.dumps(fields))
-
-    run("-m", "airflow", "db", "migrate")
-    add("cache", conn_type="redis", host="cache.example")
-    add("exports", conn_type="export_queue", host=f"sqlite:///{tmp_path}/exports.db")
+    connections = {
+        "cache": {"conn_type": "redis", "host": "cache.example"},
+        "exports": {"conn_type": "export_queue", "host": f"sqlite:///{tmp_path}/exports.db"},
+    }
+    (tmp_path / "connections.json").write_text(json.dumps(connections))
+    run("-m", "airflow", "connections", "import", str(tmp_path / "connections.json"))
     program = "from export_queue.core.cli import main; main()"
     assert "has nothing to prepare" in run("-c", program, "ddl", "orders", "--sink", "cache", status=1).stderr
     made = run("-c", program, "init", "--store", "exports")

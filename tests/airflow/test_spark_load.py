@@ -193,9 +193,6 @@ def one(spark, value="1"):
 def absent(spark):
     import no_such_module
 
-def of_columns(spark):
-    return spark.sql("select 'anna' as other, 1 as value")
-
 def broken(spark):
     raise OSError("no such day")
 """
@@ -214,10 +211,6 @@ def test_the_cause_that_the_driver_finds_ends_the_task(
         ({"frame": f"{script}:one", **nan}, EntryError, "the value is nan"),
         ({"frame": f"{script}:absent"}, ConfigurationError, "No module named 'no_such_module'"),
         ({"frame": f"{broken}:one"}, ConfigurationError, "No module named 'no_such_module'"),
-        ({"frame": f"{script}:missing"}, ConfigurationError, "missing"),
-        ({"frame": "no_such_module:one"}, ConfigurationError, "no_such_module:one cannot be imported"),
-        ({"frame": f"{script}:of_columns"}, InvalidArgument, "'key'"),
-        ({"frame": f"{script}:one", "frame_arguments": {"day": 1}}, InvalidArgument, "argument 'day'"),
     ):
         with pytest.raises(error, match=match) as raised:
             execute(an_operator(**arguments))

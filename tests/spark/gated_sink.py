@@ -9,6 +9,7 @@ from pathlib import Path
 
 from export_queue import ApplyResult, Claim, Operations, SqlSink
 from export_queue.core.sinks import ClaimedSink
+from export_queue.core.spark import tasks
 
 
 class GatedSink:
@@ -46,6 +47,17 @@ class LateGatedSink(GatedSink):
         if self._passed:
             super().wait()
         self._passed = True
+
+
+class OverdueSink(LateGatedSink):
+    """The same; for the tasks of a process that has waited, the store's clock is minutes later."""
+
+    def wait(self) -> None:
+        waits = self._passed
+        super().wait()
+        if waits:
+            look = tasks.check_leases
+            tasks.check_leases = lambda *arguments: look(*arguments) + 600_000
 
 
 class GatedFencedSink:

@@ -17,6 +17,7 @@ from tests.spark.conftest import Submission, Submit, is_running
 from tests.spark.loading import files, values
 from tests.spark.test_drain_job import job_for, read, read_plain, report_of, waiting
 from tests.support import bulk
+from tests.support.drawn import drawn
 from tests.support.waiting import wait_until
 
 from export_queue import MemorySink, SinkSpec, Store, drain
@@ -30,6 +31,9 @@ SPECULATION = {
     "spark.speculation.minTaskRuntime": "100ms",
     "spark.speculation.efficiency.enabled": "false",
 }
+TWINS = [
+    (face, step) for face in ("call", "data source") for step in drawn(("before", "written"), about=f"twins {face}")
+]
 LOADED = {b"k%d" % n: b"%d" % n for n in range(ROWS)}
 
 pytestmark = [
@@ -218,8 +222,7 @@ def application(
     started.close()
 
 
-@pytest.mark.parametrize("face", ["call", "data source"])
-@pytest.mark.parametrize("step", ["before", "written"])
+@pytest.mark.parametrize(("face", "step"), TWINS)
 def test_of_a_task_and_its_speculative_twin_one_counts(
     orders: Store, application: Application, store_url: str, secret: str, folder: Path, face: str, step: str
 ) -> None:

@@ -1,14 +1,12 @@
 """Loads whose parts die at every step: all or nothing, once, and no file that a commit refers to is deleted (I3, I14).
 
-For each interface and each kind of death one step, drawn by ``EXPORT_QUEUE_SEED``, and all steps if
+For each kind of death one interface and one step, drawn anew in each run, or by ``EXPORT_QUEUE_SEED``; all of them if
 ``EXPORT_QUEUE_BATTERY_DEATHS`` is ``all``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from tests.spark.applications import ROWS, TASKS, Application, executor_of, executors, kill, marks, shadow_home
 from tests.spark.loading import files, values
+from tests.support.drawn import drawn
 from tests.support.patience import AT_ONCE
 from tests.support.waiting import wait_until
 
@@ -43,12 +42,9 @@ FACES = ("call", "data source")
 
 
 def cases() -> Iterator[Any]:
-    generator = random.Random(os.environ.get("EXPORT_QUEUE_SEED", "deaths"))
-    is_whole = os.environ.get("EXPORT_QUEUE_BATTERY_DEATHS") == "all"
-    for face in FACES:
-        for kind, steps in STEPS.items():
-            for step in steps if is_whole else [generator.choice(steps)]:
-                yield pytest.param(face, kind, step, id=f"{face}-{kind}-{step}")
+    for kind, steps in STEPS.items():
+        for face, step in drawn([(face, step) for face in FACES for step in steps], about=kind):
+            yield pytest.param(face, kind, step, id=f"{face}-{kind}-{step}")
 
 
 @pytest.fixture

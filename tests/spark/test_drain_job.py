@@ -8,7 +8,7 @@ import pty
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from export_queue.core.locks import COMPACTION_PRIORITY, Area, acquire, claim, h
 from export_queue.core.segments import waiting_segments
 from export_queue.core.transactions import take_snapshot
 
-MODULES = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = Path(__file__).parent
+MODULES = {"PYTHONPATH": str(HERE)}
 
 
 def add(store: Store, values: dict[str, Any]) -> None:
@@ -282,11 +283,19 @@ def stopped_job(
     store_url: str, passwords: dict[str, str], submit: Submit, tmp_path: Path, copies: str
 ) -> Callable[..., Stopped]:
     def start(
-        *, master: str, lease_seconds: float, gate: str = "GatedSink", terminal: int | None = None, **options: Any
+        *,
+        master: str,
+        gate: str = "GatedSink",
+        terminal: int | None = None,
+        program: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> Stopped:
         sink = SinkSpec(f"gated_sink:{gate}", {"folder": str(tmp_path), "url": copies}, name="copies")
-        job = job_for(store_url, sink, lease_seconds=lease_seconds, **options)
-        submission = submit(job, master=master, variables={**MODULES, **passwords}, terminal=terminal)
+        job = job_for(store_url, sink, **options)
+        job = replace(job, application=str(program or job.application))
+        variables = {**MODULES, **passwords, **(variables or {})}
+        submission = submit(job, master=master, variables=variables, terminal=terminal)
         return Stopped(submission, tmp_path, job.drain_id)
 
     return start
@@ -517,23 +526,34 @@ def test_a_job_that_is_submitted_from_a_terminal_draws_a_bar_there(
     os.close(ours)
 
 
-@pytest.mark.full("a submission of Spark, which must have started before its time is over")
-@pytest.mark.parametrize("ends", ["by itself", "cancelled"])
+@pytest.mark.full("a submission of Spark; the deadline of a drain is tested without Spark, too")
+@pytest.mark.parametrize(("ends", "seconds"), [("by itself", 201), ("cancelled", 260)])
 def test_a_job_whose_time_is_over_ends_in_order(
-    orders: Store, stopped_job: Callable[..., Stopped], copies: str, ends: str
+    orders: Store, stopped_job: Callable[..., Stopped], copies: str, tmp_path: Path, ends: str, seconds: int
 ) -> None:
     """Each task ends after its current batch; if a sink does not let it, the driver cancels it soon."""
     add(orders, VALUES)
-    job = stopped_job(master="local[2]", lease_seconds=30, gate="LateGatedSink", chunk_rows=10, time_limit=40)
+    clock = tmp_path / "clock"
+    job = stopped_job(
+        program=HERE / "late_main.py",
+        variables={"CLOCK": str(clock)},
+        master="local[2]",
+        lease_seconds=30,
+        gate="OverdueSink",
+        chunk_rows=10,
+        time_limit=200,
+    )
     acknowledged = 20
+    (tmp_path / "clock.new").write_text(str(seconds))
+    (tmp_path / "clock.new").rename(clock)
+    wait_until(lambda: "the time is over" in job.submission.output(), "the driver does not look at the clock")
     if ends == "by itself":
-        wait_until(lambda: "the time is over" in job.submission.output(), "the driver does not look at the clock")
         job.let_go()
         acknowledged = 40
     assert job.submission.wait() == 75, job.submission.output()
     job.let_go()
     wait_until(lambda: not any(map(is_running, job.workers())), "workers outlive their driver")
-    assert f"delivered {acknowledged} entries in its 40 seconds; about {200 - acknowledged} left" in (
+    assert f"delivered {acknowledged} entries in its 200 seconds; about {200 - acknowledged} left" in (
         job.submission.output()
     )
     check_true_report(orders, job.drain_id, copies, acknowledged=acknowledged, problems={"DrainTimedOut"})

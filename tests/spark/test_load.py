@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.spark.loading import die_at, files, segments, values, visible
+from tests.support.drawn import drawn
 
 from export_queue import (
     CommitOutcomeUnknown,
@@ -22,6 +23,7 @@ from export_queue import (
     Retry,
     SparkJobFailed,
     Store,
+    StoreSpec,
     StoreUnavailable,
     TransactionEnded,
     UnknownQueue,
@@ -29,6 +31,7 @@ from export_queue import (
     drain,
     write_transactional,
 )
+from export_queue.core.spark import LoadArguments
 from export_queue.core.store import queries
 from export_queue.core.transactions import outcomes
 
@@ -534,7 +537,7 @@ write_transactional(rows, StoreSpec(url=url), "orders", idempotency_key="key")
         "between staging and commit",
         *(
             pytest.param(point, marks=pytest.mark.full("a program with Spark for each point"))
-            for point in ("before the job", "after the tasks", "after the commit")
+            for point in drawn(("before the job", "after the tasks", "after the commit"), about=__name__)
         ),
     ],
 )
@@ -553,6 +556,28 @@ def test_a_driver_that_dies_leaves_all_or_nothing(
     assert report.repeated == (point == "after the commit")
     assert values(orders) == EXPECTED
     assert {one.file for one in segments(orders)} <= files(folder)
+
+
+@pytest.mark.parametrize(
+    ("frame", "arguments", "message"),
+    [
+        ("{folder}/frames.py:missing", {}, "missing"),
+        ("{folder}/broken.py:one", {}, "No module named 'no_such_module'"),
+        ("{folder}/absent.py:one", {}, "the script cannot be read"),
+        ("no_such_module:one", {}, "no_such_module:one cannot be imported"),
+        ("{folder}/frames.py:one", {"day": 1}, "argument 'day'"),
+    ],
+)
+def test_a_frame_that_cannot_be_called_ends_the_driver_before_spark_starts(
+    store_url: str, tmp_path: Path, frame: str, arguments: dict[str, Any], message: str
+) -> None:
+    from export_queue.core.spark.load_driver import run
+
+    (tmp_path / "frames.py").write_text("def one(spark): raise AssertionError\n")
+    (tmp_path / "broken.py").write_text("import no_such_module\n")
+    found = frame.format(folder=tmp_path)
+    with pytest.raises((ConfigurationError, InvalidArgument), match=message):
+        run(LoadArguments(store=StoreSpec(url=store_url), frame=found, frame_arguments=arguments))
 
 
 # -- drained -----------------------------------------------------------------------------------------------------------

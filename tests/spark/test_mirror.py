@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.spark.loading import die_at, files, segments
+from tests.support.drawn import drawn
 from tests.support.waiting import wait_until
 
 from export_queue import (
@@ -416,7 +417,7 @@ write_transactional(rows, StoreSpec(url=url), "customers", mode="mirror")
         "between staging and commit",
         *(
             pytest.param(point, marks=pytest.mark.full("a program with Spark for each point"))
-            for point in ("before the job", "after the tasks", "after the commit")
+            for point in drawn(("before the job", "after the tasks", "after the commit"), about=__name__)
         ),
     ],
 )

@@ -8,7 +8,13 @@ from __future__ import annotations
 from tests.support.elasticsearch import VERSIONS
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-GROUPS = {**{f"elasticsearch {version}": version for version in VERSIONS}, "redis cluster": "redis_cluster.py"}
+CLUSTERS = ("cluster_deaths", "clusters", "commit_matrix", "standalone")
+"""Files of tests of Spark that share a cluster or an application."""
+GROUPS = {
+    **{f"elasticsearch {version}": version for version in VERSIONS},
+    "redis cluster": "redis_cluster.py",
+    **{f"Spark, {name}": f"spark/test_{name}.py" for name in CLUSTERS},
+}
 """Each group, and the part of a test's id by which its tests are known."""
 
 
