@@ -44,7 +44,12 @@ def recorded_state(task_instance: Any, task_id: str | None = None) -> str | None
     :param task_id: instead, a task of the same run and map index.
     """
     index, task_id = mapped_index(task_instance), task_id or task_instance.task_id
-    states = task_instance.get_task_states(
+    ask = getattr(task_instance, "get_task_states", None)
+    if ask is None:  # what a trigger gets has only the names
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        ask = RuntimeTaskInstance.get_task_states
+    states = ask(
         dag_id=task_instance.dag_id,
         run_ids=[task_instance.run_id],
         task_ids=[task_id],

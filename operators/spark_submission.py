@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -15,10 +17,12 @@ from export_queue.core.references import is_reference
 from export_queue.hooks import Described, environment
 from export_queue.hooks.connections import find_connection
 from export_queue.hooks.rendered import Reader, name_or, optional, settings, untouched
+from export_queue.operators.detached_driver import DriverOutput, start_detached
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
 from export_queue.operators.stopping import StoppableTask
 
 if TYPE_CHECKING:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.sdk import Context
 
     from export_queue.core.client import Store
@@ -31,6 +35,10 @@ _PYTHON_SETTINGS = (
     "spark.yarn.appMasterEnv.PYSPARK_PYTHON",
     "spark.kubernetes.driverEnv.PYSPARK_PYTHON",
 )
+_ACCEPTED_IS_ENOUGH = {
+    "spark.yarn.submit.waitAppCompletion": "false",
+    "spark.kubernetes.submission.waitAppCompletion": "false",
+}
 _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
 
 
@@ -87,10 +95,19 @@ class SparkSubmission(StoppableTask, SparkSubmitOperator):
         self.store_secret = store_secret
         check_references({"store_secret": store_secret})
 
+    _deploys_to_cluster = False
+    """Whether the driver runs in the cluster, as the Spark connection says."""
+    _output: DriverOutput | None = None
+    """Where a submission that outlives the task writes its output; None if the task waits for it."""
+    _detached: subprocess.Popen[Any] | None = None
+    """The ``spark-submit`` of such a submission."""
+
     def on_kill(self) -> None:
         """Kill the submission and take its locks away, so that a driver that survives changes nothing."""
         self._is_killed = True
         self.take_locks_away()  # at once: killing a job on a cluster may take longer than Airflow allows
+        if self._detached is not None:
+            self._detached.kill()
         if self._hook is not None:
             try:
                 SparkSubmitOperator.on_kill(self)
@@ -124,6 +141,7 @@ class SparkSubmission(StoppableTask, SparkSubmitOperator):
         master, deploy_mode, binary = self._master()
         outer = {**os.environ, **(self.env_vars or {})}
         check_master(master, deploy_mode=deploy_mode)
+        self._deploys_to_cluster = deploy_mode == "cluster"
         refuse_remote_sqlite(master, store, sink)
         if deploy_mode == "cluster" and has_passwords:
             raise ConfigurationError(
@@ -208,6 +226,35 @@ class SparkSubmission(StoppableTask, SparkSubmitOperator):
                 if (problem := kept_problem(store, problem_key)) is not None:
                     raise problem from None
                 raise
+
+    def _submit_detached(
+        self, context: Context, job: Job, variables: Mapping[str, str | None], output: DriverOutput
+    ) -> subprocess.Popen[Any]:
+        """Submit a job, and wait for nothing.
+
+        :param variables: the environment of ``spark-submit``.
+        :param output: takes the output of ``spark-submit``.
+        :returns: the running ``spark-submit``. In cluster modes it ends once the cluster has accepted the job.
+        """
+        self.check_killed()
+        self._take_job(job)
+        if self._deploys_to_cluster:
+            self.conf = {**(self.conf or {}), **_ACCEPTED_IS_ENOUGH}
+        self._hook, self._output = None, output
+        with environment(variables):
+            SparkSubmitOperator.execute(self, context)
+        assert self._detached is not None
+        return self._detached
+
+    def _get_hook(self) -> SparkSubmitHook:
+        hook = SparkSubmitOperator._get_hook(self)
+        if self._output is not None:
+            # everything else that Airflow does for a submission stays
+            setattr(hook, "submit", partial(self._start_detached, hook, self._output))  # noqa: B010
+        return hook
+
+    def _start_detached(self, hook: SparkSubmitHook, output: DriverOutput, application: str) -> None:
+        self._detached = start_detached(hook._build_spark_submit_command(application), hook._env or {}, output)
 
     def _take_job(self, job: Job) -> None:
         """Set the job of the next submission."""

@@ -83,18 +83,18 @@ class Submissions:
             sleep=sleep,
         )
         try:
-            self._find_left()
+            self.find_left()
             for submitted in rounds(terms):
                 limit = None if request.time_limit is None else deadline.left()
                 drain_id = f"{request.drain_id}.{self.count}" if self.count else request.drain_id
                 self.count += 1
                 yield replace(submitted, time_limit=limit, drain_id=drain_id)
-                self._find_left()
+                self.find_left()
         finally:  # the store forgets an attempt that ended in order; a revoked one stays known
             with contextlib.suppress(Exception), promise.database.begin() as work:
                 end_attempt(work, request.owner)
 
-    def _find_left(self) -> None:
+    def find_left(self) -> None:
         """Find what is left, and take over from older attempts before the driver begins, so that it can be revoked."""
         from export_queue.core.locks import begin_attempt
 

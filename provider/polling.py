@@ -16,6 +16,7 @@ from export_queue.hooks import Described, ExportQueueHook, open_store
 
 if TYPE_CHECKING:
     from export_queue.core.client import Store
+    from export_queue.core.drain import DriverState, SubmittedDrain
     from export_queue.core.observers import ColumnSighting, WaitingRows
     from export_queue.core.queue import Sighting
     from export_queue.core.store import Reading, Snapshot, StoreSpec
@@ -110,6 +111,30 @@ class TokenQuestion:
         except (NotExported, TransactionEnded) as error:
             return Settled((self.token,), {"message": error.message, "hint": error.hint})
         return Settled((self.token,) if standing.is_exported else ())
+
+
+@dataclass(frozen=True, slots=True)
+class DriverQuestion:
+    """Ask how a submitted drain stands."""
+
+    drain: SubmittedDrain
+
+    def answer(self, work: Reading, snapshot: Snapshot) -> DriverSeen:
+        """Look once."""
+        return DriverSeen(self.drain.state(work))
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSeen:
+    """How a submitted drain stands."""
+
+    state: DriverState
+    has_news: bool = False
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The state, if there is nothing more to wait for."""
+        return (self.state,) if self.state in ("reported", "silent") else ()
 
 
 @dataclass(slots=True, eq=False)

@@ -1,19 +1,37 @@
-"""Triggers: waiting for entries of a queue, or for notifications, on the triggerer's event loop."""
+"""Triggers: waiting on the triggerer's event loop for entries, notifications, exports, or a submitted drain."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import dataclasses
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from export_queue.core.arguments import parse_ranges, seconds, whole_number
 from export_queue.core.errors import InvalidArgument
-from export_queue.hooks import ExportQueueHook
-from export_queue.polling import ColumnQuestion, Question, QueueQuestion, Seen, TokenQuestion, polled_store
+from export_queue.hooks import Described, ExportQueueHook, open_store
+from export_queue.hooks.tasks import recorded_state
+from export_queue.polling import (
+    ColumnQuestion,
+    DriverQuestion,
+    Question,
+    QueueQuestion,
+    Seen,
+    TokenQuestion,
+    polled_store,
+)
+
+if TYPE_CHECKING:
+    from export_queue.core.store import StoreSpec
+
+
+_SILENT_POLLS = 3
+"""A driver that could not reach the store shows life soon after it can again: one silent poll is no death."""
 
 
 class InvalidTriggerArgument(InvalidArgument, TypeError):
@@ -237,3 +255,87 @@ class ExportQueueDrainedTrigger(StoreTrigger):
         """Return the token, and why a part of it will not arrive."""
         failure = {} if seen.failure is None else {"failure": seen.failure}
         return {"token": self.token, **failure}
+
+
+class ExportQueueDriverTrigger(BaseTrigger):
+    """Fires once, when a submitted drain has ended: its report is stored, or its driver shows no life any more.
+
+    The event's payload is ``{"state": …, "drain": …, "output": …}``, where the state is ``reported`` or ``silent``. A
+    store that does not answer is polled until it does. If a person marks or clears the task, the trigger revokes the
+    attempt that submitted the drain, which ends the driver wherever it runs. The end of a triggerer revokes nothing.
+
+    :param drain: the fields of a :class:`~export_queue.core.drain.SubmittedDrain`: ids and numbers.
+    :param output: host and path of the driver's output, for the event; None if it is in a cluster.
+    :param poll_interval: seconds between two polls.
+    :param export_queue_conn_id: connection of the store.
+    :raises InvalidArgument: an argument is not valid.
+    """
+
+    def __init__(
+        self,
+        *,
+        drain: dict[str, Any],
+        output: dict[str, str] | None = None,
+        poll_interval: float = 5.0,
+        export_queue_conn_id: str = ExportQueueHook.default_conn_name,
+    ) -> None:
+        from export_queue.core.drain import SubmittedDrain
+
+        super().__init__()
+        with _checking():
+            self.drain = SubmittedDrain.from_dict(drain)
+            self.output = None if output is None else dict(output)
+            self.poll_interval = seconds(poll_interval, what="poll_interval")
+            self.export_queue_conn_id = _text(export_queue_conn_id, what="export_queue_conn_id")
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the import path and the arguments."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "drain": dataclasses.asdict(self.drain),
+                "output": self.output,
+                "poll_interval": self.poll_interval,
+                "export_queue_conn_id": self.export_queue_conn_id,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Poll repeatedly, together with the other triggers that watch the store."""
+        question, silent = DriverQuestion(self.drain), 0
+        async with polled_store(self.export_queue_conn_id) as poller:
+            while True:
+                state = (await poller.look(question, self.poll_interval)).state
+                silent = silent + 1 if state == "silent" else 0
+                if state == "reported" or silent == _SILENT_POLLS:
+                    break
+        # Airflow would cancel a trigger that continues after its event, and take that for the act of a person.
+        # All that the task needs is in the event, since DAG.test() drops what else is deferred.
+        yield TriggerEvent({"state": state, "drain": dataclasses.asdict(self.drain), "output": self.output})
+
+    async def on_kill(self) -> None:
+        """End the driver: revoke the attempt that submitted it."""
+        if await self._continues_elsewhere():
+            return
+        described = await ExportQueueHook(self.export_queue_conn_id).adescribe()
+        await asyncio.to_thread(self._revoke, described)
+        self.log.info("Drain %s was told to stop", self.drain.drain_id)
+
+    async def _continues_elsewhere(self) -> bool:
+        """Return whether no person has acted: Airflow calls ``on_kill`` too if another triggerer took the task over."""
+        if self.task_instance is None:
+            return False
+        try:
+            state = await asyncio.to_thread(recorded_state, self.task_instance)
+        except Exception as error:
+            self.log.warning(
+                "Drain %s is not told to stop: the task's state is not known: %s", self.drain.drain_id, error
+            )
+            return True
+        return state == "deferred"
+
+    def _revoke(self, described: Described[StoreSpec]) -> None:
+        from export_queue.core.locks import revoke
+
+        with open_store(described) as store:
+            revoke(store.database, self.drain.task, attempt=self.drain.attempt)

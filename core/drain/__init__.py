@@ -30,6 +30,7 @@ from export_queue.core.drain.request import LEASE_SECONDS, TASK_OPTIONS, DrainOp
 from export_queue.core.drain.sending import Sender
 from export_queue.core.drain.sharing import share_out
 from export_queue.core.drain.sink_fence import SinkFence
+from export_queue.core.drain.submitted import DriverState, SubmittedDrain
 from export_queue.core.drain.tally import Tally
 from export_queue.core.drain.token import ExportToken, token_of, token_of_long
 from export_queue.core.drain.transient import DRAIN_RETRY
@@ -47,6 +48,7 @@ __all__ = [
     "DrainOptions",
     "DrainReport",
     "DrainRequest",
+    "DriverState",
     "Engine",
     "EngineOf",
     "Entry",
@@ -71,6 +73,7 @@ __all__ = [
     "SinkFence",
     "Standing",
     "StoreHandle",
+    "SubmittedDrain",
     "Tally",
     "Terms",
     "admit",

@@ -82,7 +82,8 @@ class Problem:
     def of(cls, error: BaseException) -> Problem:
         if isinstance(error, ExportQueueError):
             return cls(type(error).__name__, text_of(error.message), error.transient, error.hint)
-        return cls(type(error).__name__, text_of(error), is_transient(error))
+        # an interruption says nothing about the work
+        return cls(type(error).__name__, text_of(error), is_transient(error) or not isinstance(error, Exception))
 
     def to_error(self) -> ExportQueueError:
         """Return an exception, of the original class if it is one of this library's."""

@@ -1,6 +1,15 @@
 """Locks on parts of a queue: rules, attempts of tasks, claims, waiting, leases, critical sections."""
 
-from export_queue.core.locks.attempts import Owner, begin_attempt, check_attempt, end_attempt, revoke, serialise
+from export_queue.core.locks.attempts import (
+    Owner,
+    begin_attempt,
+    check_attempt,
+    end_attempt,
+    last_sign,
+    revoke,
+    serialise,
+    show_life,
+)
 from export_queue.core.locks.claiming import claim, claimable
 from export_queue.core.locks.keeping import LeaseKeeper
 from export_queue.core.locks.lease import Lease, joined
@@ -53,6 +62,7 @@ __all__ = [
     "holders",
     "holders_named",
     "joined",
+    "last_sign",
     "member",
     "members_text",
     "not_available",
@@ -61,5 +71,6 @@ __all__ = [
     "renew",
     "revoke",
     "serialise",
+    "show_life",
     "standing_locks",
 ]

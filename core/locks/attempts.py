@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from export_queue.core.errors import LeaseLost
 from export_queue.core.queue import Queue
-from export_queue.core.store import Database, Work, queries
+from export_queue.core.store import Database, Reading, Work, queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,24 @@ def serialise(work: Work, owner: Owner) -> None:
 def end_attempt(work: Work, owner: Owner) -> None:
     """Forget an attempt that has ended; a revoked one stays on record."""
     queries.locks.forget_attempts(work, owner.task, owner.names)
+
+
+def show_life(database: Database, owner: Owner) -> None:
+    """Record that a submitted attempt lives, in the record of the attempt that submitted it.
+
+    :raises LeaseLost: it was revoked, or a newer one has begun.
+    """
+    with database.begin() as work:
+        queries.locks.touch_attempt(work, owner.task, owner.submission or owner.attempt)
+    check_attempt(database, owner)
+
+
+def last_sign(work: Reading, owner: Owner) -> int | None:
+    """Return when an attempt began, or when one that it submitted showed life last, in milliseconds.
+
+    :returns: None if the attempt is not on record: it did not begin, or it has ended.
+    """
+    return queries.locks.attempt_at(work, owner.task, owner.attempt)
 
 
 def revoke(database: Database, task: str, *, attempt: str | None = None) -> int:

@@ -15,6 +15,7 @@ from export_queue.core.spark.connecting import connect, modules_of
 from export_queue.core.spark.drain_job import DrainArguments
 from export_queue.core.spark.engine import SparkEngine
 from export_queue.core.spark.follow import LATE_SECONDS, ROUND_SECONDS, follow_with
+from export_queue.core.spark.life import life_shown
 from export_queue.core.spark.terminal import shown_bar
 from export_queue.core.spark.watchdog import note_stops
 from export_queue.core.store import Database
@@ -37,7 +38,10 @@ def drain_on_spark(arguments: DrainArguments) -> DrainReport:
     """
     request = arguments.request.another_attempt()
     deadline = Deadline.after(request.time_limit)
-    with contextlib.closing(Store(arguments.store.open())) as store:
+    with (
+        contextlib.closing(Store(arguments.store.open())) as store,
+        life_shown(store.database, request.owner) if arguments.detached else contextlib.nullcontext(),
+    ):
         engine = _spark_engine(store.database, arguments, request, deadline)
         with shown_bar(f"{request.queue_id} → {request.sink_name}") as on_left:
             return run_drain(store, request, engine, deadline=deadline, on_left=on_left)

@@ -21,6 +21,8 @@ class DrainArguments(JobArguments):
     :param request: parameters of the drain; its exporter is an import path.
     :param max_parallel: the most tasks that drain at once; by default Spark's cores decide.
     :param follow: whether the drain continues until it is told to stop.
+    :param detached: whether no process waits for the driver. Then the store records that it lives, and it stops when
+        the attempt that submitted it is revoked.
     """
 
     kind: ClassVar[str] = "drain"
@@ -31,6 +33,7 @@ class DrainArguments(JobArguments):
     request: DrainRequest
     max_parallel: int | None = None
     follow: bool = False
+    detached: bool = False
 
     def __post_init__(self) -> None:
         if self.max_parallel is not None and (type(self.max_parallel) is not int or self.max_parallel < 1):

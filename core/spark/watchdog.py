@@ -53,6 +53,15 @@ def stop_when_orphaned(submitter: Submitter | None = None) -> None:
     threading.Thread(target=_watch, args=(parent, submitter), name="export-queue-parent", daemon=True).start()
 
 
+def stop_driver(reason: str) -> None:
+    """Stop this driver as SIGTERM does, from any thread; call it after :func:`stop_when_orphaned`.
+
+    :param reason: the message of :class:`DriverStopped`.
+    """
+    _why.append(reason)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def note_stops(*, late_seconds: float) -> Callable[[], bool]:
     """Record the signals of :func:`stop_when_orphaned` from now on instead of raising an error.
 
@@ -83,12 +92,11 @@ _why: list[str] = []
 def _watch(parent: int, submitter: Submitter | None) -> None:
     while os.getppid() == parent and (submitter is None or submitter.is_alive):
         time.sleep(_LOOK_SECONDS)
-    _why.append(
+    stop_driver(
         "spark-submit has gone"
         if submitter is None or submitter.is_alive
         else f"the submitting process {submitter.pid} has gone"
     )
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _leave_behind(seconds: float) -> None:

@@ -15,11 +15,21 @@ from typing import Any
 
 import pytest
 from tests.support.airflow_processes import RUN_SECONDS, AirflowProcesses
+from tests.support.fake_spark import DETACHED, FakeSpark, is_alive
 from tests.support.waiting import wait_until
 
 from export_queue import MemorySink, SinkSpec, Store, drain, follow
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
+DEFERRED = """
+from airflow.sdk import DAG
+from export_queue.operators import ExportQueueSparkDrainOperator
+
+with DAG("deferred_drain", schedule=None):
+    ExportQueueSparkDrainOperator(
+        task_id="drain", queue_id="visits", sink_conn_id="reports_default", deferrable=True
+    )
+"""
 DAGS = ("mirror_a_query", "one_transaction", "rebuild_an_index", "wait_for_export")
 
 pytestmark = [
@@ -40,6 +50,8 @@ class Site:
             # no runs but those of the tests, which would wait for others
             program = re.sub(r'schedule="@\w+"', "schedule=None", (EXAMPLES / f"{name}.py").read_text())
             (folder / "dags" / f"{name}.py").write_text(program)
+        (folder / "dags" / "deferred_drain.py").write_text(DEFERRED)
+        self.spark = FakeSpark(folder / "fake-spark", DETACHED, "wait")
 
     def database(self, name: str) -> sqlite3.Connection:
         return sqlite3.connect(self.folder / f"{name}.db", isolation_level=None, timeout=30)
@@ -51,6 +63,7 @@ class Site:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
         connections: dict[str, dict[str, Any]] = {
             "export_queue": {"conn_type": "export_queue", "host": self.store_url},
+            "spark": {"conn_type": "spark", "host": "local[2]"},
             **{
                 name: {"conn_type": "sqlite", "host": str(self.folder / f"{name}.db")}
                 for name in ("reports", "search", "warehouse")
@@ -64,6 +77,7 @@ class Site:
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.folder / "dags"),
             "AIRFLOW__CORE__PARALLELISM": "2",
+            "AIRFLOW__EXPORT_QUEUE__SPARK_HOME": str(self.spark.folder),
             "AIRFLOW__API_AUTH__JWT_SECRET": "only-for-tests-" * 5,
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
         }
@@ -159,3 +173,43 @@ def test_one_transaction_spans_the_processes_of_its_tasks(airflow: AirflowProces
     with store.transaction() as tx:
         assert {row: value for row, _, value in tx.table("sales").scan()} == {"north": 5, "south": 5, "west": 4}
     assert store.transactions_in_progress() == []
+
+
+def test_a_deferred_drain_outlives_its_task_and_ends_with_the_act_of_a_person(
+    airflow: AirflowProcesses, site: Site, store: Store
+) -> None:
+    store.configure_queue("visits")
+    with store.transaction() as tx:
+        tx.queue("visits").add("anna", {})
+    states: list[str] = []
+
+    def triggers() -> int:
+        logs = (site.folder / "airflow" / "logs").rglob("*.trigger.*")
+        return sum("starting" in log.read_text() for log in logs if "deferred_drain" in str(log))
+
+    def deferred() -> tuple[str, int]:
+        run = airflow.trigger("deferred_drain")
+
+        def is_deferred() -> bool:
+            states.append(airflow.states("deferred_drain", run).get("drain", ""))
+            assert states[-1] not in ("failed", "up_for_retry")
+            return states[-1] == "deferred"
+
+        wait_until(is_deferred, "the drain is not deferred", seconds=RUN_SECONDS, pause=0.2)
+        # a task that is marked before its trigger runs ends no driver: Airflow has nobody to call
+        wait_until(lambda: triggers() == len(site.spark.calls()), "no trigger", seconds=RUN_SECONDS, pause=0.2)
+        pid: int = site.spark.calls()[-1]["pid"]
+        assert is_alive(pid)
+        return run, pid
+
+    run, pid = deferred()
+    path = f"/dags/deferred_drain/dagRuns/{run}/taskInstances/drain"
+    airflow.ask(path, method="PATCH", body={"new_state": "failed"})
+    wait_until(lambda: not is_alive(pid), "the driver continues", pause=0.1)
+    assert store.reports() == []
+
+    run, pid = deferred()
+    (site.spark.folder / "go").touch()
+    assert airflow.wait_for("deferred_drain", run) == {"drain": "success"}
+    assert airflow.result("deferred_drain", run, "drain")["acknowledged"] == 1
+    wait_until(lambda: not is_alive(pid), "the driver has not ended", pause=0.1)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import json
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG
+from airflow.sdk.exceptions import TaskDeferred
 from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue import Store
 from export_queue.core.locks import holders
 from export_queue.operators import ExportQueueDrainOperator, ExportQueueSparkDrainOperator
+from export_queue.triggers import ExportQueueDriverTrigger
 
 WRONG = secrets.token_hex(16)  # drawn, since Airflow stores this file as the source of its DAG
 
@@ -112,30 +116,7 @@ def test_passwords_are_in_no_command_line_template_log_or_error(
 def test_a_killed_task_leaves_no_process_and_loses_nothing(
     stores: Any, spark_connection: None, airflow_database: Path, tmp_path: Path
 ) -> None:
-    exporter = tmp_path / "held_exporter.py"
-    exporter.write_text(
-        "import os, time\n"
-        "from pathlib import Path\n"
-        "from export_queue.core.sinks import Put\n"
-        f"HERE = Path({str(tmp_path)!r})\n"
-        "def export(entry):\n"
-        "    (HERE / 'started').touch()\n"
-        "    while not (HERE / 'go').exists(): time.sleep(0.05)\n"
-        "    yield Put('orders', entry.key, entry.value)\n"
-    )
-    with stores.store.transaction() as tx:
-        for i in range(20):
-            tx.queue("orders").add(f"customer {i}", {"total": i})
-
-    def operator() -> ExportQueueSparkDrainOperator:
-        return ExportQueueSparkDrainOperator(
-            task_id="it",
-            queue_id="orders",
-            sink_conn_id="redis_default",
-            exporter="held_exporter:export",
-            py_files=str(exporter),
-        )
-
+    operator = held_drain(stores.store, tmp_path)
     context = {"ti": SimpleNamespace(dag_id="killed", run_id="r", task_id="it", map_index=-1)}
     outcome: list[BaseException | dict[str, Any]] = []
 
@@ -166,6 +147,67 @@ def test_a_killed_task_leaves_no_process_and_loses_nothing(
     execute(operator())
     assert outcome[1]["acknowledged"] == 20  # type: ignore[index,call-overload]
     assert stores.redis.get("orders:customer 7") == b'{"total":7}'
+
+
+@pytest.mark.full("two submissions of Spark")
+def test_a_deferred_drain_ends_from_the_triggerer_and_its_retry_delivers_everything(
+    stores: Any, spark_connection: None, airflow_database: Path, tmp_path: Path
+) -> None:
+    operator = partial(held_drain(stores.store, tmp_path), deferrable=True)
+    context: Any = {"ti": SimpleNamespace(dag_id="killed", run_id="r", task_id="it", map_index=-1)}
+
+    def deferred() -> ExportQueueDriverTrigger:
+        with pytest.raises(TaskDeferred) as caught:
+            operator().execute(context)
+        _, arguments = caught.value.trigger.serialize()
+        assert not any(password in json.dumps(arguments) for password in stores.passwords)
+        return ExportQueueDriverTrigger(**arguments)
+
+    async def event_of(trigger: ExportQueueDriverTrigger) -> dict[str, Any]:
+        (event,) = [event.payload async for event in trigger.run()]
+        return event
+
+    trigger = deferred()
+    wait_until((tmp_path / "started").exists, "the driver does not drain", seconds=3 * PATIENCE)
+    assert owned_processes()
+    asyncio.run(trigger.on_kill())
+    wait_until(lambda: not owned_processes(), "a process is left", seconds=3 * PATIENCE)
+    assert sum(unit.entries for unit in stores.store.backlog("orders")) == 20
+
+    trigger = deferred()
+    (tmp_path / "go").touch()
+    event = asyncio.run(asyncio.wait_for(event_of(trigger), 3 * PATIENCE))
+    assert event["state"] == "reported"
+    assert operator().execute_complete(context, event)["acknowledged"] == 20
+    assert stores.redis.get("orders:customer 7") == b'{"total":7}'
+    wait_until(lambda: not owned_processes(), "a process is left")
+
+
+def held_drain(store: Store, folder: Path) -> Callable[..., ExportQueueSparkDrainOperator]:
+    """Add 20 entries; return the operator of a drain whose exporter waits for the file ``go``."""
+    exporter = folder / "held_exporter.py"
+    exporter.write_text(
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "from export_queue.core.sinks import Put\n"
+        f"HERE = Path({str(folder)!r})\n"
+        "def export(entry):\n"
+        "    (HERE / 'started').touch()\n"
+        "    while not (HERE / 'go').exists(): time.sleep(0.05)\n"
+        "    yield Put('orders', entry.key, entry.value)\n"
+    )
+    with store.transaction() as tx:
+        for i in range(20):
+            tx.queue("orders").add(f"customer {i}", {"total": i})
+
+    return partial(
+        ExportQueueSparkDrainOperator,
+        task_id="it",
+        queue_id="orders",
+        sink_conn_id="redis_default",
+        exporter="held_exporter:export",
+        py_files=str(exporter),
+    )
 
 
 def owned_processes() -> list[int]:

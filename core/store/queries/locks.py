@@ -194,6 +194,18 @@ def add_attempt(work: Work, queue: int, task: str, attempt: str, *, submission: 
     work.connection.execute(statement.on_conflict_do_nothing())
 
 
+def touch_attempt(work: Work, task: str, attempt: str) -> None:
+    """Set the time of an attempt that is recorded and not revoked to now; it always increases."""
+    chosen, now = (t.c.task == task, t.c.attempt == attempt, t.c.revoked.is_(False)), work.now()
+    later = sa.case((t.c.at_ms < now, now), else_=t.c.at_ms + 1)
+    work.connection.execute(t.update().where(*chosen).values(at_ms=later))
+
+
+def attempt_at(work: Reading, task: str, attempt: str) -> int | None:
+    """Read the time of an attempt; None if it is not recorded."""
+    return work.connection.scalar(sa.select(t.c.at_ms).where(t.c.task == task, t.c.attempt == attempt))
+
+
 def forget_attempts(work: Work, task: str, attempts: Collection[str]) -> None:
     """Delete attempts that have ended, but no revoked ones."""
     work.connection.execute(
