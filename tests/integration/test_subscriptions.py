@@ -213,18 +213,21 @@ def test_what_was_staged_reaches_the_subscriptions_that_are_there_at_the_commit(
     assert rows(airports) == 0
 
 
-def test_a_commit_reads_each_staged_entry_once(airports: Store, store_url: str) -> None:
+@pytest.mark.parametrize("reader", ["airports/search", "countries"], ids=["subscriptions", "a state alone"])
+def test_a_commit_reads_each_staged_entry_once(airports: Store, store_url: str, reader: str) -> None:
     """The planner knows nothing of what has just been staged: tables are analysed while they are empty."""
     if store_url.startswith("sqlite"):
         pytest.skip("counts of PostgreSQL")
-    number, staged = airports.queue("airports").number, 1000
+    airports.configure_queue("countries", state=True)
+    queue = reader.partition("/")[0]
+    number, staged = airports.queue(queue).number, 1000
     with (
         airports.transaction(long=True) as tx,
         psycopg.connect(store_url.replace("+psycopg", ""), options="-c search_path=export_queue") as looking,
     ):
         looking.execute("analyze xq_entry, xq_staged_entry, xq_queue")
         looking.commit()
-        tx.queue("airports").add_many((f"key {count}", count) for count in range(staged))
+        tx.queue(queue).add_many((f"key {count}", count) for count in range(staged))
         tx.flush()
         looking.execute("select xq_publish_staged_v1(%s, array[%s]::bigint[])", (tx.id, number))
         counted = looking.execute(
@@ -235,7 +238,7 @@ def test_a_commit_reads_each_staged_entry_once(airports: Store, store_url: str) 
         looking.rollback()
     assert counted
     assert 0 < counted[0] < 10 * staged
-    assert rows(airports, "airports/search") == staged
+    assert rows(airports, reader) == staged
 
 
 def test_a_subscription_waits_for_a_bound_transaction_and_misses_it(airports: Store, store_url: str) -> None:

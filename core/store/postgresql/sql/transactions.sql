@@ -181,7 +181,7 @@ begin
   then
     return;
   end if;
-  -- Without the readers: if they were joined first, each staged entry would be looked up among all of its queue.
+  -- Both without the readers: if they were joined first, each staged entry would be looked up among all of its queue.
   with s as materialized (
     delete from {s}.xq_entry e using {s}.xq_staged_entry g
       where g.id = tx and g.hash is not null and e.queue_number = g.queue_number and e.layout = g.layout
@@ -191,13 +191,13 @@ begin
     select r.number, r.layout, {bucket_of_staged}, s.key, tx, s.value
     from s join {queues_of_tx} r on r.parent = s.queue_number;
   -- The state of a queue without subscriptions gets what was staged for the queue itself.
+  with s as materialized (
+    select e.queue_number, e.layout, e.bucket, e.key, e.value from {s}.xq_staged_entry g
+      join {s}.xq_entry e on e.queue_number = g.queue_number and e.layout = g.layout
+        and e.bucket = g.bucket and e.key = g.key and e.seq = tx
+      where g.id = tx and g.hash is null)
   insert into {s}.xq_entry (queue_number, layout, bucket, key, seq, value)
-    select r.number, e.layout, e.bucket, e.key, tx, e.value
-    from {s}.xq_staged_entry g
-    join {s}.xq_entry e on e.queue_number = g.queue_number and e.layout = g.layout
-      and e.bucket = g.bucket and e.key = g.key and e.seq = tx
-    join {s}.xq_queue r on r.parent = g.queue_number
-    where g.id = tx and g.hash is null;
+    select r.number, s.layout, s.bucket, s.key, tx, s.value from s join {s}.xq_queue r on r.parent = s.queue_number;
 end $body$;
 
 -- Begins the staging of segments: the transaction stays in progress, and the readers of its queues do not change.
