@@ -26,7 +26,7 @@ EXAMPLES = int(os.environ.get("EXPORT_QUEUE_WORLD_EXAMPLES", "0"))
 """How many worlds each long run tries, of fifty steps each; 125 are 100 000 steps in all sixteen runs together."""
 SHORT = pytest.param((1, 10), id="short", marks=pytest.mark.brief)
 LONG = pytest.param(
-    (EXAMPLES or 2, 50), id="long", marks=pytest.mark.full("fifty steps: a longer walk of the same steps")
+    (EXAMPLES or 1, 50), id="long", marks=pytest.mark.full("fifty steps: a longer walk of the same steps")
 )
 KINDS = ["ranks", "ranks, few keys", "ranks, the latest", "fence"]
 
