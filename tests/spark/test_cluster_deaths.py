@@ -178,7 +178,7 @@ def test_a_task_of_a_drain_and_its_speculative_twin_bring_each_entry_once(
     assert read(copies) == FILLED
 
 
-@pytest.mark.parametrize("sink", ["LateSink", "LateFencedSink"])
+@pytest.mark.parametrize("sink", drawn(["LateSink", "LateFencedSink"], about="sinks"))
 def test_executors_that_stood_still_past_their_lease_change_nothing(
     filled: Store, waiting_drain: Callable[..., Waiting], copies: str, sink: str
 ) -> None:
@@ -242,7 +242,7 @@ def test_of_a_task_and_its_speculative_twin_one_counts(
     assert {key: document for (_, key), document in sink.records().items()} == LOADED
 
 
-@pytest.mark.parametrize("face", ["call", "data source"])
+@pytest.mark.parametrize("face", drawn(["call", "data source"], about="refusals"))
 def test_a_row_that_is_refused_on_a_cluster_is_named_and_leaves_nothing(
     orders: Store, application: Application, store_url: str, secret: str, folder: Path, face: str
 ) -> None:

@@ -15,6 +15,7 @@ from tests.spark.applications import shadow_home
 from tests.spark.conftest import Submit
 from tests.support import bulk
 from tests.support.bulk import many, waits
+from tests.support.drawn import drawn
 from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue import (
@@ -231,7 +232,7 @@ def locks(store: Store) -> int:
 
 
 @pytest.mark.full("starts spark-submit twice")
-@pytest.mark.parametrize(("step", "is_merged"), [("written", False), ("published", True)])
+@pytest.mark.parametrize(("step", "is_merged"), drawn([("written", False), ("published", True)], about="steps"))
 def test_a_driver_that_is_killed_leaves_the_state_before_or_after(
     orders: Store, spec: StoreSpec, job: CompactJob, submit: Submit, step: str, is_merged: bool
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 from tests.spark.conftest import Submission, Submit, children, is_driver, is_running
 from tests.support import bulk
+from tests.support.drawn import drawn
 from tests.support.waiting import wait_until
 
 from export_queue import DrainReport, Owner, Range, SinkSpec, Store, StoreSpec, drain, drain_job
@@ -415,7 +416,7 @@ def test_a_driver_whose_submitter_alone_was_killed_gives_its_leases_back_and_end
 
 
 @pytest.mark.full("a submission of Spark; the job of a drain runs anyway")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", drawn([signal.SIGKILL, signal.SIGTERM], about="orphans"))
 def test_an_orphaned_driver_that_waits_for_others_does_not_wait_on(
     orders: Store,
     store_url: str,
@@ -477,7 +478,9 @@ def check_true_report(orders: Store, drain_id: str, copies: str, *, acknowledged
 
 
 @pytest.mark.full("a submission of Spark for each way of stopping a job")
-@pytest.mark.parametrize("what", ["SIGTERM to the driver", "SIGTERM to spark-submit", "revoked leases"])
+@pytest.mark.parametrize(
+    "what", drawn(["SIGTERM to the driver", "SIGTERM to spark-submit", "revoked leases"], about="stops")
+)
 def test_the_report_of_a_job_that_is_stopped_says_what_has_left_the_queue(
     orders: Store, stopped_job: Callable[..., Stopped], copies: str, what: str
 ) -> None:

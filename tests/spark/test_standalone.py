@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from tests.spark.clusters import Cluster, standalone
 from tests.spark.conftest import Submit
 from tests.spark.test_drain_job import add, job_for, report_of, waiting
+from tests.support.drawn import drawn
 from tests.support.servers import free_port
 
 from export_queue import SinkSpec, Store, StoreSpec
@@ -164,12 +165,16 @@ def test_passwords_of_connections_that_a_cluster_would_send_in_clear_are_refused
 @pytest.mark.parametrize("cluster", ["plain"], indirect=True)
 @pytest.mark.parametrize(
     ("variables", "conf", "status", "message"),
-    [
-        # the driver has the exporter's module, executors do not
-        ({"PYTHONPATH": str(HERE)}, {}, 1, "executors' Python, .*cannot import exports \\(ModuleNotFoundError"),
-        ({"PYSPARK_PYTHON": "/nowhere/python3"}, {}, 1, "no program /nowhere/python3, their Python"),
-        ({}, {"spark.executor.memory": "900g"}, 75, "not started within 15 seconds: no executor came"),
-    ],
+    drawn(
+        [
+            # the driver has the exporter's module, executors do not
+            ({"PYTHONPATH": str(HERE)}, {}, 1, "executors' Python, .*cannot import exports \\(ModuleNotFoundError"),
+            ({"PYSPARK_PYTHON": "/nowhere/python3"}, {}, 1, "no program /nowhere/python3, their Python"),
+            ({}, {"spark.executor.memory": "900g"}, 75, "not started within 15 seconds: no executor came"),
+        ],
+        2,
+        about="refusals",
+    ),
 )
 def test_a_cluster_that_cannot_run_a_drain_is_told_apart_in_one_line(
     cluster: Cluster,
