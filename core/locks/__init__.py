@@ -27,9 +27,11 @@ from export_queue.core.locks.lockbox import (
 )
 from export_queue.core.locks.rules import ROWS, Area, Lock, member
 from export_queue.core.locks.showing import (
+    Held,
     Holder,
     LockView,
     explained,
+    held,
     holders,
     holders_named,
     members_text,
@@ -43,6 +45,7 @@ __all__ = [
     "LOAD_PRIORITY",
     "ROWS",
     "Area",
+    "Held",
     "Holder",
     "Lease",
     "LeaseKeeper",
@@ -58,6 +61,7 @@ __all__ = [
     "end_attempt",
     "explained",
     "give_back",
+    "held",
     "hold",
     "holders",
     "holders_named",

@@ -66,6 +66,26 @@ def _some_of(named: Sequence[str]) -> str:
     return (", ".join(named[:_NAMED]) or "free by now") + more
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How many locks of a queue are held, and by whom."""
+
+    locks: int
+    tasks: int
+    named: tuple[str, ...]
+    """Some of the tasks, those with most locks first."""
+
+
+def held(work: Reading, queue: Queue, *, named: int = _NAMED) -> Held:
+    """Count the locks of a queue that are held. Unlike :func:`explained`, it reads none of thousands of them.
+
+    :param named: maximum number of tasks that are named.
+    """
+    found = queries.locks.holding_tasks(work, queue.number, now=work.now(), limit=named)
+    _, tasks, locks = found[0] if found else ("", 0, 0)
+    return Held(locks, tasks, tuple(task for task, _, _ in found))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockView:
     """A lock or a request for one on record, for people."""

@@ -170,8 +170,10 @@ def _key(queue: Queue, key: bytes) -> Any:
         return key
 
 
-def count_dead_letters(work: Reading, queue: Queue, which: DeadLetterFilter = ALL_DEAD_LETTERS) -> int:
-    return queries.dead_letters.count_dead(work, queue.number, which.columns(queue))
+def count_dead_letters(
+    work: Reading, queue: Queue, which: DeadLetterFilter = ALL_DEAD_LETTERS, *, most: int | None = None
+) -> int:
+    return queries.dead_letters.count_dead(work, queue.number, which.columns(queue), most=most)
 
 
 def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str, which: DeadLetterFilter) -> int:

@@ -197,6 +197,25 @@ def backlog(work: Reading, queue: Queue, snapshot: Snapshot, within: Sequence[Ra
     return unmoved(work, queue, look)
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The pending entries of a queue, counted up to a number."""
+
+    entries: int
+    oldest_seq: int | None
+    """Lowest sequence of the entries that were counted; None if there are none."""
+    is_more: bool
+    """Whether others were not counted, of which some may be older."""
+
+
+def pending(work: Reading, queue: Queue, *, most: int) -> Pending:
+    """Count the pending entries of a queue. The cost does not depend on the number of those above ``most``."""
+    entries, oldest, is_more = queries.entries.count_up_to(work, queue.number, most)
+    in_files, lowest = queries.segments.count_by_queue(work, queue.number).get(queue.number, (0, None))
+    seqs = [seq for seq in (oldest, lowest) if seq is not None]
+    return Pending(entries + in_files, min(seqs, default=None), is_more)
+
+
 def unmoved(work: Reading, queue: Queue, look: Callable[[], Found], *, several: bool = False) -> Found:
     """Read a queue, and read it again if entries may have moved between layouts, or from rows into files, meanwhile.
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from tests.support.command_line import run_cli
 
 from export_queue import Owner, Store
-from export_queue.core.locks import ROWS, Area, Lease, acquire, claim, release, revoke
+from export_queue.core.locks import ROWS, Area, Held, Lease, acquire, claim, held, release, revoke
 from export_queue.core.locks.waiting import Asking
 from export_queue.core.queue import Queue
 from export_queue.core.store import schema
@@ -109,6 +109,16 @@ def test_a_holder_that_is_gone_is_explained(store: Store, store_url: str, queue:
     assert "its lease ended 5 min ago: the holder died or cannot reach the store" in rows["killed"]["explanation"]
     assert "start the task again" in rows["killed"]["explanation"]
     assert "can change nothing any more" in rows["stopped"]["explanation"]
+
+
+def test_held_locks_are_counted_and_the_tasks_with_most_are_named(store: Store, queue: Queue) -> None:
+    units = queue.units()
+    for task, mine in (("killed", units[:1]), ("bert", units[1:2]), ("anna", units[2:])):
+        claim(store.database, queue, mine, owner=Owner(task, "1"), lease_seconds=60)
+    set_back(store, schema.lock.c.lease_ms, schema.lock.c.task == "killed")
+    with store.database.read() as work:
+        assert held(work, queue) == Held(3, 2, ("anna", "bert"))
+        assert held(work, queue, named=1) == Held(3, 2, ("anna",))
 
 
 def test_a_request_says_whom_it_waits_for(store: Store, store_url: str, queue: Queue) -> None:

@@ -12,6 +12,7 @@ from tests.support.contexts import begin
 
 from export_queue import Candidates, EntriesWait, EntryRejected, InvalidArgument, MemorySink, Store, UnknownQueue, drain
 from export_queue.core.maintenance import maintain
+from export_queue.core.queue import Pending, find_reader, pending
 from export_queue.core.store import queries, schema
 
 FORMS = ["row", "file"]
@@ -135,3 +136,30 @@ def test_a_subscription_stays_while_an_entry_waits_or_is_staged_for_it(files: St
         assert work.connection.execute(schema.segment_reader.select()).all() == []
     assert len(files.dead_letters.audit("orders")) == 2
     assert all('"entries":1' in act.selection.replace(" ", "") for act in files.dead_letters.audit("orders"))
+
+
+# -- counts that do not grow with the queue ----------------------------------------------------------------------------
+
+
+def counted(store: Store, most: int = 1000) -> Pending:
+    with store.database.read() as work:
+        return pending(work, find_reader(work, "orders"), most=most)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_bounded_count_sees_what_is_committed_and_nothing_else(files: Store, form: str) -> None:
+    files.configure_queue("orders", value="bytes", max_value_bytes=LARGE)
+    assert counted(files) == Pending(0, None, False)
+    commit(files, form, "a", "b")
+    stage(files, form)
+    (first,) = {entry.oldest_seq for entry in files.backlog("orders")}
+    assert counted(files) == Pending(2, first, False)
+
+
+def test_a_bounded_count_stops_and_says_so(store: Store) -> None:
+    store.configure_queue("orders", value="bytes")
+    with store.transaction() as tx:
+        for key in "abcd":
+            tx.queue("orders").add(key, b"1")
+    found = [counted(store, most) for most in (3, 4, 5)]
+    assert [(one.entries, one.is_more) for one in found] == [(3, True), (4, False), (4, False)]

@@ -92,10 +92,10 @@ def select_dead(
     return work.rows(statement.order_by(d.c.seq, d.c.key).limit(limit))
 
 
-def count_dead(work: Reading, queue: int, selection: Selection) -> int:
-    """Count dead letters."""
-    statement = sa.select(sa.func.count()).select_from(d).where(*_meant(queue, selection))
-    return int(work.connection.execute(statement).scalar_one())
+def count_dead(work: Reading, queue: int, selection: Selection, *, most: int | None = None) -> int:
+    """Count dead letters, at most a number of them."""
+    found = sa.select(d.c.seq).where(*_meant(queue, selection)).limit(most).subquery()
+    return int(work.connection.execute(sa.select(sa.func.count()).select_from(found)).scalar_one())
 
 
 def count_with_oldest(

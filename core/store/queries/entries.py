@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.portable import visible_ids
+from export_queue.core.store.schema import active, invalid
 from export_queue.core.store.schema import dead_letter as d
 from export_queue.core.store.schema import entry as e
 from export_queue.core.store.seams import EntryKey
@@ -115,6 +116,23 @@ def count_by_unit(
     statement = by_unit(work, queue, layout, snapshot, first=first, end=end, buckets_per_range=buckets_per_range)
     found = work.connection.execute(statement.order_by("unit"))
     return [(int(u), int(n), int(size), int(seq)) for u, n, size, seq in found]
+
+
+def is_committed(seq: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Build the condition that an entry is committed at this moment.
+
+    Ids in progress and invalid ids are few, so they are read once and not for each entry.
+    """
+    return sa.and_(seq.not_in(sa.select(active.c.id)), seq.not_in(sa.select(invalid.c.id)))
+
+
+def count_up_to(work: Reading, queue: int, most: int) -> tuple[int, int | None, bool]:
+    """Count committed entries in rows, of which at most a number is read: entries, lowest seq, whether more exist."""
+    seen = sa.select(e.c.seq).where(e.c.queue_number == queue).limit(most + 1).subquery()
+    committed = sa.case((is_committed(seen.c.seq), seen.c.seq))
+    statement = sa.select(sa.func.count(), sa.func.count(committed), sa.func.min(committed)).select_from(seen)
+    rows, entries, lowest = work.connection.execute(statement).one()
+    return min(int(entries), most), lowest, rows > most
 
 
 def lowest_covered(work: Reading, queue: int, layout: int) -> int | None:

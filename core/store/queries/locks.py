@@ -149,6 +149,19 @@ def of_queue(work: Reading, queue: int, *, now: int | None = None) -> list[Mappi
     return work.rows(statement.order_by(lk.c.layout, lk.c.first_bucket, lk.c.fence))
 
 
+def holding_tasks(work: Reading, queue: int, *, now: int, limit: int) -> list[tuple[str, int, int]]:
+    """Read the tasks that hold most locks of a queue: the task, the number of all tasks, and that of all locks."""
+    number = sa.func.count()
+    statement = (
+        sa.select(lk.c.task, number.over(), sa.func.sum(number).over())
+        .where(lk.c.queue_number == queue, lk.c.lease_ms > now, lk.c.revoked.is_(False))
+        .group_by(lk.c.task)
+        .order_by(number.desc(), lk.c.task)
+        .limit(limit)
+    )
+    return [(task, int(tasks), int(locks)) for task, tasks, locks in work.connection.execute(statement)]
+
+
 def requests(work: Reading, queue: int, layout: int | None = None) -> list[Mapping[str, Any]]:
     """Read the requests for locks of a queue, oldest first, including expired ones."""
     statement = sa.select(rq).where(rq.c.queue_number == queue).order_by(rq.c.number)

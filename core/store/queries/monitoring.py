@@ -10,12 +10,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading
-from export_queue.core.store.queries import segments
+from export_queue.core.store.queries import entries, segments
 from export_queue.core.store.schema import (
     active,
     dead_letter,
     entry,
-    invalid,
     is_state,
     lock,
     low_watermark,
@@ -116,12 +115,7 @@ def horizon_and_mark(work: Reading) -> tuple[int, int | None]:
 
 def count_entries(work: Reading) -> list[tuple[str, int, int | None]]:
     """Count each queue's committed entries: queue, entries, lowest seq."""
-    # Ids in progress and invalid ids are few, so they are read once and not for each entry.
-    live = sa.and_(
-        entry.c.queue_number == queue.c.number,
-        entry.c.seq.not_in(sa.select(active.c.id)),
-        entry.c.seq.not_in(sa.select(invalid.c.id)),
-    )
+    live = sa.and_(entry.c.queue_number == queue.c.number, entries.is_committed(entry.c.seq))
     statement = (
         sa.select(queue.c.id, queue.c.number, sa.func.count(entry.c.seq), sa.func.min(entry.c.seq))
         .select_from(queue.outerjoin(entry, live))
@@ -131,9 +125,9 @@ def count_entries(work: Reading) -> list[tuple[str, int, int | None]]:
     )
     in_files = segments.count_by_queue(work)
     found: list[tuple[str, int, int | None]] = []
-    for name, number, entries, seq in work.connection.execute(statement):
+    for name, number, in_rows, seq in work.connection.execute(statement):
         more, lowest = in_files.get(number, (0, seq))
-        found.append((name, int(entries) + more, min((one for one in (seq, lowest) if one is not None), default=None)))
+        found.append((name, int(in_rows) + more, min((one for one in (seq, lowest) if one is not None), default=None)))
     return found
 
 

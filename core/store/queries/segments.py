@@ -278,14 +278,19 @@ def _count_left(work: Reading, *conditions: sa.ColumnElement[bool]) -> int:
     return int(work.connection.scalar(sa.select(sa.func.sum(entries)).select_from(joined).where(*conditions)) or 0)
 
 
-def count_by_queue(work: Reading) -> dict[int, tuple[int, int]]:
-    """Count the pending entries in files: by number of the queue, entries and lowest seq."""
+def count_by_queue(work: Reading, queue: int | None = None) -> dict[int, tuple[int, int]]:
+    """Count the pending entries in files: by number of the queue, entries and lowest seq.
+
+    :param queue: the only queue that is counted.
+    """
     joined, entries, _ = left()
     statement = (
         sa.select(r.c.queue_number, sa.func.sum(entries), sa.func.min(g.c.lowest_seq))
         .select_from(joined)
         .group_by(r.c.queue_number)
     )
+    if queue is not None:
+        statement = statement.where(r.c.queue_number == queue)
     return {int(queue): (int(number), int(seq)) for queue, number, seq in work.connection.execute(statement)}
 
 
