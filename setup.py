@@ -23,6 +23,10 @@ for name, folder in FOLDERS.items():
 setup(
     packages=packages,
     package_dir=package_dir,
-    package_data={ROOT: ["py.typed"], f"{ROOT}.core.store.postgresql": ["sql/*.sql"]},
+    package_data={
+        ROOT: ["py.typed"],
+        f"{ROOT}.core.store.postgresql": ["sql/*.sql"],
+        f"{ROOT}.page": ["templates/*.html", "templates/*.css"],
+    },
     include_package_data=False,
 )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_CONNECTION = "export_queue_default"
 DEFAULT_SCHEMA = "export_queue"
 PASSWORD_VARIABLE = "XQ_STORE_PASSWORD"
-TEST_SECONDS = 5
+HURRIED_SECONDS = 5
 STORE = Driver(
     "an Export Queue connection",
     {"behind_pooler": flag, "segments": text, "sql_conn_id": text, "store_schema": text},
@@ -41,16 +41,17 @@ _EXAMPLE = {"conn_type": "export_queue", "host": "sqlite:////var/lib/exports.db"
 _SQL_EXAMPLE = {"conn_type": "postgres", "host": "db.example", "schema": "exports", "login": "exports", "password": "…"}
 
 
-def open_store(store: Described[StoreSpec], *, client: str | None = None) -> Store:
+def open_store(store: Described[StoreSpec], *, client: str | None = None, hurried: bool = False) -> Store:
     """Open a described store; the caller closes it.
 
     The password is passed directly, because a process such as the triggerer has several stores and one environment.
 
     :param client: name of the process, by which its transactions are found.
+    :param hurried: whether to wait only a few seconds for the server, unless the URL sets a limit; for the API server.
     """
     from export_queue.core.client import Store
 
-    spec, password = store.spec, store.variables.get(PASSWORD_VARIABLE)
+    spec, password = _hurried(store.spec) if hurried else store.spec, store.variables.get(PASSWORD_VARIABLE)
     return Store.open(
         spec.url,
         password=password,
@@ -120,7 +121,7 @@ class ExportQueueHook(BaseHook):
         """
         try:
             described = self.describe()
-            with open_store(_hurried(described)) as store:
+            with open_store(described, hurried=True) as store:
                 queues = store.queues()
         except ExportQueueError as error:
             return False, str(error)
@@ -181,14 +182,13 @@ def _described(own: Mapping[str, Any], address: SqlAddress) -> Described[StoreSp
     return Described(spec, {PASSWORD_VARIABLE: address.password} if address.password else {})
 
 
-def _hurried(store: Described[StoreSpec]) -> Described[StoreSpec]:
+def _hurried(spec: StoreSpec) -> StoreSpec:
     """Limit the time to connect, unless the connection sets a limit."""
-    if store.spec.is_sqlite:
-        return store
+    if spec.is_sqlite:
+        return spec
     from sqlalchemy import make_url
 
-    url = make_url(store.spec.url)
+    url = make_url(spec.url)
     if "connect_timeout" in url.query:
-        return store
-    hurried = url.update_query_dict({"connect_timeout": str(TEST_SECONDS)})
-    return replace(store, spec=replace(store.spec, url=hurried.render_as_string()))
+        return spec
+    return replace(spec, url=url.update_query_dict({"connect_timeout": str(HURRIED_SECONDS)}).render_as_string())

@@ -129,5 +129,15 @@ def _configuration() -> dict[str, Any]:
                 "example": "/opt/spark-environment",
                 "default": "",
             },
+            "ui_conn_ids": {
+                "description": (
+                    "Ids of the connections whose stores have a page in the UI, separated by commas. "
+                    "Empty: there is no page. The API server reads it when it starts."
+                ),
+                "version_added": "0.1.0",
+                "type": "string",
+                "example": "export_queue_default",
+                "default": "",
+            },
         },
     }

@@ -1,14 +1,20 @@
-"""The provider's plugin: a listener for the success of tasks."""
+"""The provider's plugin: a listener for the success of tasks, and the page in the UI."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
+from airflow.configuration import conf
 from airflow.listeners import hookimpl
 from airflow.plugins_manager import AirflowPlugin
 
 log = logging.getLogger(__name__)
+
+PREFIX = "/export-queue"
+"""Path of the page below the address of the API server."""
 
 
 class SuccessListener:
@@ -31,8 +37,38 @@ class SuccessListener:
             log.exception("The generation of task %s could not be closed", task_instance.task_id)
 
 
+class Page:
+    """The page as an ASGI application. Every process loads this plugin, so its modules are imported by a request.
+
+    :param conn_ids: the connections whose stores are shown.
+    """
+
+    def __init__(self, conn_ids: Sequence[str]) -> None:
+        self.conn_ids = tuple(conn_ids)
+        self._app: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        if self._app is None:
+            from export_queue.page import create_app
+
+            self._app = create_app(self.conn_ids)
+        await self._app(scope, receive, send)
+
+
 class ExportQueuePlugin(AirflowPlugin):
     """Loaded through the entry point ``airflow.plugins``; plugins of provider information are loaded too late."""
 
     name = "export_queue"
     listeners = [SuccessListener()]  # noqa: RUF012 - so the base class declares it
+
+    @classmethod
+    def on_load(cls, *args: Any, **kwargs: Any) -> None:
+        """Add the page and its entry in the menu if the configuration names connections."""
+        named = (conf.get("export_queue", "ui_conn_ids", fallback="") or "").split(",")
+        conn_ids = list(dict.fromkeys(filter(None, map(str.strip, named))))
+        base = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+        page = {"name": "Export Queue", "app": Page(conn_ids), "url_prefix": PREFIX}
+        entry = {"name": "Export Queue", "href": f"{base}{PREFIX}/", "url_route": "export-queue", "category": "browse"}
+        cls.fastapi_apps = [page] if conn_ids else []
+        cls.external_views = [entry] if conn_ids else []

@@ -33,6 +33,7 @@ import runpy, sys
 for path in sys.argv[1:]:
     runpy.run_path(path)
 import export_queue.plugin
+assert "export_queue.page" not in sys.modules
 print(sorted({name.split(".")[0] for name in sys.modules} & set(%r)))
 """
 
@@ -85,11 +86,11 @@ print(sorted(name for name in manager.connection_form_widgets if "export_queue" 
     assert run(program) == str([f"extra__export_queue__{name}" for name in fields])
 
 
-def test_the_configuration_section_has_its_option() -> None:
+def test_the_configuration_section_has_its_options() -> None:
     program = """
 import os
 os.environ.pop("AIRFLOW__EXPORT_QUEUE__SPARK_HOME", None)
 from airflow.sdk import conf
-print(repr(conf.get("export_queue", "spark_home")))
+print([conf.get("export_queue", name) for name in ("spark_home", "ui_conn_ids")])
 """
-    assert run(program) == "''"
+    assert run(program) == "['', '']"

@@ -18,7 +18,7 @@ FOLDERS = {
     "sensors": "export_queue/sensors",
     "dags_examples": "export_queue/dags_examples",
 }
-DATA = {".py", ".sql"}
+DATA = {".css", ".html", ".py", ".sql"}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def in_tree() -> set[str]:
     return found
 
 
-def test_the_wheel_holds_the_modules_and_sql_files_of_the_tree_and_nothing_else(names: set[str]) -> None:
+def test_the_wheel_holds_the_modules_and_data_files_of_the_tree_and_nothing_else(names: set[str]) -> None:
     packaged = {name for name in names if ".dist-info/" not in name}
     assert packaged == in_tree()
 
