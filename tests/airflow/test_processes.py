@@ -206,7 +206,7 @@ def test_a_deferred_drain_outlives_its_task_and_ends_with_the_act_of_a_person(
     path = f"/dags/deferred_drain/dagRuns/{run}/taskInstances/drain"
     airflow.ask(path, method="PATCH", body={"new_state": "failed"})
     wait_until(lambda: not is_alive(pid), "the driver continues", pause=0.1)
-    assert store.reports() == []
+    assert store.reports(queue_id="visits") == []
 
     run, pid = deferred()
     (site.spark.folder / "go").touch()
