@@ -1,4 +1,4 @@
-"""Each benchmark runs, in its small size, so that it cannot rot; how fast it says we are is not judged here."""
+"""Benchmarks run in their small size, some in each run, so that they cannot rot; their speed is not judged here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from benchmarks.outbox import ROWS, create, key_of, outbox
 from benchmarks.peers.environment import prepare
 from benchmarks.processor import of_programs_below, of_server, of_tree
+from tests.support.drawn import drawn
 from tests.support.elasticsearch import ElasticsearchServer
 from tests.support.mariadb import MariaDbServer
 from tests.support.servers import PostgresServer
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 FILES = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks").glob("*/__init__.py")]
 RUNNABLE = [path for path in FILES if "\ndef run(quick: bool)" in path.read_text()]
 NAMES = sorted(path.parent.name if path.stem == "__init__" else path.stem for path in RUNNABLE)
+AT_ONCE = 8
+"""How many of the benchmarks each run takes."""
 OWN_SERVERS = {"elasticsearch": ElasticsearchServer, "peers": prepare, "sql": MariaDbServer}
 """What says by a FileNotFoundError that something is missing, where that is not PostgreSQL."""
 PAGE = (ROOT / "docs" / "performance.md").read_text()
@@ -82,7 +85,7 @@ def test_the_processor_time_of_a_tree_has_what_ended_in_between_and_tells_progra
 
 @pytest.mark.full("a benchmark starts its own servers and takes up to half a minute")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", drawn(NAMES, AT_ONCE, about="benchmarks"))
 def test_a_benchmark_prints_one_figure_a_line(name: str, postgres_server: object, redis_server: object) -> None:
     if name == "load" and not Path(os.environ.get("EXPORT_QUEUE_SPARK_HOME", ROOT / ".venv-spark")).exists():
         pytest.skip("Spark is missing: ./run setup builds .venv-spark")
