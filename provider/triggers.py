@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from export_queue.core.store import StoreSpec
 
 
-_SILENT_POLLS = 3
-"""A driver that could not reach the store shows life soon after it can again: one silent poll is no death."""
+_SILENT_SECONDS = 20.0
+"""How long a driver must be silent by this process's clock too: two of its signs of life.
+
+After an outage of the store, or if the store's clock is set forward, each driver is silent until its next sign.
+"""
 
 
 class InvalidTriggerArgument(InvalidArgument, TypeError):
@@ -302,12 +305,18 @@ class ExportQueueDriverTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll repeatedly, together with the other triggers that watch the store."""
-        question, silent = DriverQuestion(self.drain), 0
+        question = DriverQuestion(self.drain)
+        silent_since: float | None = None
         async with polled_store(self.export_queue_conn_id) as poller:
             while True:
                 state = (await poller.look(question, self.poll_interval)).state
-                silent = silent + 1 if state == "silent" else 0
-                if state == "reported" or silent == _SILENT_POLLS:
+                if state == "reported":
+                    break
+                if state != "silent":
+                    silent_since = None
+                elif silent_since is None:
+                    silent_since = time.monotonic()
+                elif time.monotonic() - silent_since >= _SILENT_SECONDS:
                     break
         # Airflow would cancel a trigger that continues after its event, and take that for the act of a person.
         # All that the task needs is in the event, since DAG.test() drops what else is deferred.
