@@ -3,69 +3,51 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import NamedTuple
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
 from export_queue.core.doctor.check import Check
 
 DISTRIBUTION = "airflow-provider-export-queue"
-_LINE = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*\(?([^;()]*)\)?(?:;.*extra\s*==\s*['\"]([\w-]+)['\"])?")
-_BOUND = re.compile(r"(>=|<|==)\s*(\d+(?:\.\d+)*)(\.\*)?")
-_PARTS = 4
 _HOSTS = ("apache-airflow", "pyspark")
 """Packages that this library is installed into: if they are there, their versions matter."""
 _APART = ("pyspark", "pyspark-client")
 """Two packages that own the same files, in different versions."""
 
 
-class Requirement(NamedTuple):
+class Needed(NamedTuple):
     """A package that this library needs, and the versions that it takes."""
 
     package: str
-    versions: str
+    versions: SpecifierSet
     extra: str | None
     """The extra that brings it; None for every install."""
 
 
-def read_requirement(line: str) -> Requirement:
-    """Read a line of a distribution's requirements, as this library writes them."""
-    found = _LINE.match(line)
-    assert found, line
-    return Requirement(found[1], found[2].strip(), found[3])
+def read_needed(line: str, extras: Collection[str]) -> Needed:
+    """Read a line of a distribution's requirements.
 
-
-def is_within(version: str, versions: str) -> bool:
-    """Return whether a version fits bounds such as ``<4,>=3.2`` or ``==4.3.*``; a suffix such as ``rc1`` is ignored."""
-    have = _numbers(version)
-    for sign, bound, star in _BOUND.findall(versions):
-        wanted = _numbers(bound)
-        if star:
-            length = len(bound.split("."))
-            fits = have[:length] == wanted[:length]
-        else:
-            fits = {">=": have >= wanted, "<": have < wanted, "==": have == wanted}[sign]
-        if not fits:
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    parts = [int(found[0]) if (found := re.match(r"\d+", part)) else 0 for part in version.split(".")[:_PARTS]]
-    return (*parts, *[0] * (_PARTS - len(parts)))
+    :param extras: the extras of the distribution.
+    """
+    found = Requirement(line)
+    brought_by = [one for one in extras if found.marker is not None and found.marker.evaluate({"extra": one})]
+    return Needed(found.name, found.specifier, next(iter(brought_by), None))
 
 
 def judge_packages(
-    requirements: Sequence[Requirement], installed: Mapping[str, str], *, extras: Collection[str]
+    needed: Sequence[Needed], installed: Mapping[str, str], *, extras: Collection[str]
 ) -> Iterator[Check]:
     """Compare what is installed with what is needed.
 
-    :param installed: version of each installed package of the requirements.
+    :param installed: version of each installed package of those.
     :param extras: the extras that are needed here. Packages of other extras may be missing.
     """
     fitting = {}
-    for package, versions, extra in requirements:
+    for package, versions, extra in needed:
         is_needed = extra is None or extra in extras
         if not is_needed and package not in _HOSTS:
             continue
@@ -73,7 +55,7 @@ def judge_packages(
         if package not in installed:
             if is_needed:
                 yield Check.error(package, f"not installed; needed: {versions}", fix=install)
-        elif is_within(installed[package], versions):
+        elif versions.contains(installed[package], prereleases=True):
             fitting[package] = installed[package]
         else:
             yield Check.warning(
@@ -96,8 +78,9 @@ def examine_software(extras: Collection[str] = ()) -> Iterator[Check]:
 
     :param extras: the extras that are needed here, such as ``postgres``.
     """
-    requirements = [*map(read_requirement, metadata.requires(DISTRIBUTION) or ())]
-    shown = [one for one in requirements if one.extra not in _OF_DEVELOPERS]
+    known = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
+    needed = [read_needed(line, known) for line in metadata.requires(DISTRIBUTION) or ()]
+    shown = [one for one in needed if one.extra not in _OF_DEVELOPERS]
     installed = {}
     for name in {*(one.package for one in shown), *_APART}:
         try:
