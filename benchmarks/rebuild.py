@@ -32,6 +32,8 @@ WRITES = 500
 BLOCK = 25
 """Changes of one transaction, or of one bulk request."""
 PAGE = 1000
+FILL = 100_000
+"""Documents that one transaction adds before the rebuild."""
 _SECRET = "EXPORT_QUEUE_BENCH_ELASTICSEARCH"
 
 
@@ -128,8 +130,10 @@ def rebuild(server: ElasticsearchServer, url: str, records: int) -> tuple[int, i
         store.create()
         store.configure_queue("orders", state=True, subscriptions=["main"])
         latest = {f"k{n}": 0 for n in range(records)}
-        with store.transaction(timeout=600) as tx:
-            tx.queue("orders").add_many((key, {"n": 0}) for key in latest)
+        keys = list(latest)
+        for at in range(0, records, FILL):
+            with store.transaction() as tx:
+                tx.queue("orders").add_many((key, {"n": 0}) for key in keys[at : at + FILL])
         drain(store, "orders/main", sink)
 
         def write(changes: Changes) -> None:

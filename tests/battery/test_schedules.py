@@ -100,6 +100,8 @@ STATEMENTS = [
 """Pairs whose SQL transactions overlap."""
 NAMED = [
     "sqlite load_gone drain | drain:11 load_gone drain",
+    # the commit, a call without a cursor, waits for a lock of the alteration
+    "postgresql+statements alter load_gone | load_gone:27 alter:8 load_gone alter",
 ]
 """Schedules that have found something once."""
 

@@ -177,7 +177,7 @@ class Points:
 
     def _place_on_postgresql(self, patch: pytest.MonkeyPatch) -> None:
         execute, executemany = psycopg.Cursor.execute, psycopg.Cursor.executemany
-        wait, call = BoundedConnection.wait, BoundedConnection.call
+        wait, call, is_readable = BoundedConnection.wait, BoundedConnection.call, BoundedConnection._is_readable
 
         def noted_execute(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
             with _noted(query):
@@ -202,10 +202,17 @@ class Points:
                 self._statement(statement.text.decode(), stands_alone=True)
             return call(connection, statement, values)
 
+        def watched_is_readable(connection: BoundedConnection, end: float, events: int) -> bool:
+            while is_scheduled() and not connection._look(events, 0.02):
+                if self._is_blocked(connection.info.backend_pid):
+                    wait_for_others()
+            return is_readable(connection, end, events)
+
         patch.setattr(psycopg.Cursor, "execute", noted_execute)
         patch.setattr(psycopg.Cursor, "executemany", noted_executemany)
         patch.setattr(BoundedConnection, "wait", told_wait)
         patch.setattr(BoundedConnection, "call", told_call)
+        patch.setattr(BoundedConnection, "_is_readable", watched_is_readable)
 
     def _watched(self, connection: BoundedConnection, answer: Any) -> Any:
         """Let other operations continue while a statement waits for a lock that they hold."""
