@@ -26,7 +26,7 @@ setup(
     package_data={
         ROOT: ["py.typed"],
         f"{ROOT}.core.store.postgresql": ["sql/*.sql"],
-        f"{ROOT}.page": ["templates/*.html", "templates/*.css"],
+        f"{ROOT}.page": ["templates/*.html", "templates/*.css", "templates/*.svg"],
     },
     include_package_data=False,
 )

@@ -70,6 +70,17 @@ class RenderedTask(BaseOperator):
         for name, read in self.readers.items():
             setattr(self, name, read(getattr(self, name), what=name))
 
+    def pre_execute(self, context: Any) -> None:
+        """Store the addresses of the task's links, so that the UI shows them at once; Airflow does so at the end."""
+        super().pre_execute(context)
+        instance = context["ti"]
+        for link in self.operator_extra_links:
+            try:
+                if address := link.get_link(self, ti_key=instance):
+                    instance.xcom_push(link.xcom_key, address)
+            except Exception as error:  # a link is no reason to fail
+                self.log.warning("The link %r cannot be shown yet: %s", link.name, error)
+
     def _do_render_template_fields(
         self, parent: Any, template_fields: Any, context: Any, jinja_env: Any, seen_oids: set[int]
     ) -> None:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from export_queue.core.arguments import required_text, whole_number
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import Reader, name_or, optional
+from export_queue.links import QueuePageLink
 from export_queue.operators.stopping import StoppableTask
 
 if TYPE_CHECKING:
+    from airflow.sdk import BaseOperatorLink
+
     from export_queue.core.segments import Candidates, CompactionReport
 
 
@@ -36,6 +39,7 @@ class CompactTask(StoppableTask):
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links: Collection[BaseOperatorLink] = (QueuePageLink(),)
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from export_queue.core.arguments import duration, given, mapping, names, require
 from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional
+from export_queue.links import QueuePageLink
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class ExportQueueConfigureOperator(RenderedTask):
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links = (QueuePageLink(),)
     template_fields_renderers: ClassVar[dict[str, str]] = {"subscriptions": "json", "tables": "json"}
     ui_color = "#e8f4ea"
 

@@ -15,9 +15,12 @@ from export_queue.core.arguments import (
 )
 from export_queue.hooks import Described, ExportQueueHook, resolve_sink
 from export_queue.hooks.rendered import SINK, Reader, name_or, optional
+from export_queue.links import DeadLettersLink, QueuePageLink
 from export_queue.operators.stopping import StoppableTask
 
 if TYPE_CHECKING:
+    from airflow.sdk import BaseOperatorLink
+
     from export_queue.core.client import Store
     from export_queue.core.drain import DrainReport, DrainRequest
     from export_queue.core.sinks import SinkSpec
@@ -66,6 +69,7 @@ class DrainTask(StoppableTask):
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links: Collection[BaseOperatorLink] = (QueuePageLink(), DeadLettersLink())
     template_fields_renderers: ClassVar[dict[str, str]] = {"sink_options": "json", "sink": "json", "ranges": "json"}
 
     def __init__(

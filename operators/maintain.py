@@ -9,6 +9,7 @@ from export_queue.core.arguments import duration
 from export_queue.hooks import ExportQueueHook, environment
 from export_queue.hooks.rendered import SINK, Reader, name_or, optional
 from export_queue.hooks.sinks import resolve_sink
+from export_queue.links import QueuePageLink
 from export_queue.operators.stopping import StoppableTask
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
@@ -49,6 +50,7 @@ class ExportQueueMaintainOperator(StoppableTask):
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links = (QueuePageLink(),)
     ui_color = "#eef2e6"
 
     def __init__(

@@ -15,6 +15,7 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import import_object
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import Reader, name_or, optional
+from export_queue.links import QueuePageLink
 from export_queue.operators.stopping import StoppableTask
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
@@ -47,6 +48,7 @@ class ExportQueueObserveOperator(StoppableTask):
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links = (QueuePageLink(),)
     ui_color = "#e8f0e4"
 
     def __init__(

@@ -9,6 +9,7 @@ from export_queue.core.arguments import mapping, names, text
 from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook, environment, resolve_sink
 from export_queue.hooks.rendered import Reader, name_or
+from export_queue.links import QueuePageLink
 from export_queue.operators.drain_task import DrainTask
 from export_queue.operators.stopping import StoppableTask
 from export_queue.operators.terminal import terminal_errors_fail_at_once
@@ -62,6 +63,7 @@ class ExportQueueRebuildOperator(StoppableTask):
         "collections": names,
     }
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links = (QueuePageLink(),)
     template_fields_renderers: ClassVar[dict[str, str]] = {
         "sink_options": "json",
         "sink": "json",

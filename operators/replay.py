@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from export_queue.core.arguments import columns, required_text, text
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import Reader, RenderedTask, name_or
+from export_queue.links import QueuePageLink
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 
@@ -37,6 +38,7 @@ class ExportQueueReplayOperator(RenderedTask):
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links = (QueuePageLink(),)
     ui_color = "#e4eefb"
 
     def __init__(

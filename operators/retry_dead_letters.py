@@ -9,6 +9,7 @@ from export_queue.core.arguments import required_text, text, whole_number
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional
 from export_queue.hooks.tasks import task_name
+from export_queue.links import DeadLettersLink, QueuePageLink
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class ExportQueueRetryDeadLettersOperator(RenderedTask):
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links = (QueuePageLink(), DeadLettersLink())
     ui_color = "#fde2e2"
 
     def __init__(

@@ -10,12 +10,13 @@ from export_queue.core.errors import SparkJobFailed
 from export_queue.hooks import Described, ExportQueueHook, open_store
 from export_queue.hooks.rendered import Reader
 from export_queue.hooks.tasks import task_name
+from export_queue.links import QueuePageLink, SparkUiLink
 from export_queue.operators.compact_task import CompactTask
 from export_queue.operators.spark_submission import SparkSubmission
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperatorLink, Context
 
     from export_queue.core.client import Store
     from export_queue.core.locks import Owner
@@ -35,6 +36,7 @@ class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
 
     readers: ClassVar[Mapping[str, Reader]] = {**SparkSubmission.readers, **CompactTask.readers}
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links: Collection[BaseOperatorLink] = (QueuePageLink(), SparkUiLink())
     ui_color = "#e7dcf3"
 
     def __init__(self, *, name: str = "export-queue-compact", durable: bool = False, **kwargs: Any) -> None:

@@ -18,6 +18,7 @@ from export_queue.core.errors import ConfigurationError, InvalidArgument, SparkJ
 from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.rendered import Reader, optional
 from export_queue.hooks.tasks import task_name
+from export_queue.links import DeadLettersLink, QueuePageLink, SparkUiLink
 from export_queue.operators.detached_driver import DriverOutput
 from export_queue.operators.drain_task import DrainTask
 from export_queue.operators.spark_submission import SparkSubmission, check_references
@@ -28,7 +29,7 @@ from export_queue.triggers import ExportQueueDriverTrigger
 if TYPE_CHECKING:
     from subprocess import Popen
 
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperatorLink, Context
 
     from export_queue.core.client import Store
     from export_queue.core.drain import DrainReport, DriverState, SubmittedDrain
@@ -70,6 +71,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         "max_parallel": optional(whole_number, least=1),
     }
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links: Collection[BaseOperatorLink] = (QueuePageLink(), DeadLettersLink(), SparkUiLink())
     ui_color = "#fdebd0"
 
     def __init__(
@@ -109,6 +111,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         """
         from export_queue.core.drain import SubmittedDrain
 
+        self._instance, self.spark_ui = context["ti"], event.get("spark_ui")
         with terminal_errors_fail_at_once():
             self.read_arguments()
             output = DriverOutput(**event["output"]) if event["output"] else None
@@ -197,6 +200,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         from export_queue.core.spark import describe_drain
 
         arguments, variables = self._prepare(context)
+        self._instance = context["ti"]
         self._refuse_mortal_host()
         assert self._store is not None
         request = arguments.request
@@ -257,9 +261,12 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         else:
             self.log.info("The driver runs on %s; its output: %s", output.host, output.path)
             kept = dataclasses.asdict(output)
+            for _ in self._watched(output.lines()):
+                pass
         trigger = ExportQueueDriverTrigger(
             drain=dataclasses.asdict(drain),
             output=kept,
+            spark_ui=self.spark_ui,
             export_queue_conn_id=self.export_queue_conn_id,
         )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout)
@@ -289,7 +296,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
     def _show(self, output: DriverOutput) -> None:
         """Log the output of ``spark-submit`` if this machine has it, and remove it; otherwise log where it is."""
         if output.is_here:
-            for line in output.lines():
+            for line in self._watched(output.lines()):
                 self.log.info("%s", line)
             output.remove()
         else:

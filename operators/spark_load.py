@@ -13,11 +13,12 @@ from export_queue.hooks import Described, ExportQueueHook, open_store
 from export_queue.hooks.once import TaskOnce, UnitOfWork
 from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.hooks.tasks import task_name
+from export_queue.links import QueuePageLink, SparkUiLink
 from export_queue.operators.spark_submission import SparkSubmission
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperatorLink, Context
 
     from export_queue.core.client import Store
     from export_queue.core.store import StoreSpec
@@ -70,6 +71,7 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
         "export_queue_conn_id": name_or(ExportQueueHook.default_conn_name),
     }
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links: Collection[BaseOperatorLink] = (QueuePageLink(), SparkUiLink())
     ui_color = "#fdf3d0"
 
     def __init__(

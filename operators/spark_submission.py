@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,13 +18,14 @@ from export_queue.core.references import is_reference
 from export_queue.hooks import Described, environment
 from export_queue.hooks.connections import find_connection
 from export_queue.hooks.rendered import Reader, name_or, optional, settings, untouched
+from export_queue.links import SparkUiLink
 from export_queue.operators.detached_driver import DriverOutput, start_detached
 from export_queue.operators.spark_home import configured_spark_home, find_java, find_spark
 from export_queue.operators.stopping import StoppableTask
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperatorLink, Context
 
     from export_queue.core.client import Store
     from export_queue.core.sinks import SinkSpec
@@ -40,6 +42,8 @@ _ACCEPTED_IS_ENOUGH = {
     "spark.kubernetes.submission.waitAppCompletion": "false",
 }
 _SPARK_EXAMPLE = {"conn_type": "spark", "host": "local[2]"}
+_SPARK_UI = re.compile(r"\s*(?:Spark UI|tracking URL): (https?://[^\s/?#@]+(?:[/?#]\S*)?)\s*")
+"""A line of the driver (``core.spark.start``), or of YARN's report on an application. A user in it is refused."""
 
 
 class SparkSubmission(StoppableTask, SparkSubmitOperator):
@@ -74,6 +78,7 @@ class SparkSubmission(StoppableTask, SparkSubmitOperator):
         "start_timeout": optional(seconds, default=600.0),
     }
     template_fields: Collection[str] = tuple(readers)  # type: ignore[assignment]
+    operator_extra_links: Collection[BaseOperatorLink] = (SparkUiLink(),)
 
     def __init__(
         self,
@@ -101,6 +106,10 @@ class SparkSubmission(StoppableTask, SparkSubmitOperator):
     """Where a submission that outlives the task writes its output; None if the task waits for it."""
     _detached: subprocess.Popen[Any] | None = None
     """The ``spark-submit`` of such a submission."""
+    _instance: Any = None
+    """The task instance that submits."""
+    spark_ui: str | None = None
+    """Address of the UI of the last submission."""
 
     def on_kill(self) -> None:
         """Kill the submission and take its locks away, so that a driver that survives changes nothing."""
@@ -217,7 +226,7 @@ class SparkSubmission(StoppableTask, SparkSubmitOperator):
 
         self.check_killed()
         self._take_job(job)
-        self._hook = None
+        self._hook, self._instance, self.spark_ui = None, context["ti"], None
         try:
             with environment(variables):
                 SparkSubmitOperator.execute(self, context)
@@ -240,7 +249,7 @@ class SparkSubmission(StoppableTask, SparkSubmitOperator):
         self._take_job(job)
         if self._deploys_to_cluster:
             self.conf = {**(self.conf or {}), **_ACCEPTED_IS_ENOUGH}
-        self._hook, self._output = None, output
+        self._hook, self._output, self.spark_ui = None, output, None
         with environment(variables):
             SparkSubmitOperator.execute(self, context)
         assert self._detached is not None
@@ -248,10 +257,23 @@ class SparkSubmission(StoppableTask, SparkSubmitOperator):
 
     def _get_hook(self) -> SparkSubmitHook:
         hook = SparkSubmitOperator._get_hook(self)
+        # everything else that Airflow does for a submission stays
+        read = hook._process_spark_submit_log
+        setattr(hook, "_process_spark_submit_log", lambda lines: read(self._watched(lines)))  # noqa: B010
         if self._output is not None:
-            # everything else that Airflow does for a submission stays
             setattr(hook, "submit", partial(self._start_detached, hook, self._output))  # noqa: B010
         return hook
+
+    def _watched(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield the lines of a submission, and store the address of Spark's UI when one tells it."""
+        for line in lines:
+            if self.spark_ui is None and (found := _SPARK_UI.fullmatch(line)):
+                self.spark_ui = found[1]
+                try:
+                    self._instance.xcom_push(SparkUiLink().xcom_key, self.spark_ui)
+                except Exception as error:  # a link is no reason to fail
+                    self.log.warning("The link to Spark's UI cannot be shown: %s", error)
+            yield line
 
     def _start_detached(self, hook: SparkSubmitHook, output: DriverOutput, application: str) -> None:
         self._detached = start_detached(hook._build_spark_submit_command(application), hook._env or {}, output)

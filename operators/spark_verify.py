@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from export_queue.core.errors import SparkJobFailed
 from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.rendered import Reader
+from export_queue.links import DeadLettersLink, QueuePageLink, SparkUiLink
 from export_queue.operators.spark_submission import SparkSubmission, check_references
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 from export_queue.operators.verify_task import VerifyTask
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperatorLink, Context
 
 
 class ExportQueueSparkVerifyOperator(VerifyTask, SparkSubmission):
@@ -33,6 +34,7 @@ class ExportQueueSparkVerifyOperator(VerifyTask, SparkSubmission):
 
     readers: ClassVar[Mapping[str, Reader]] = {**SparkSubmission.readers, **VerifyTask.readers}
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links: Collection[BaseOperatorLink] = (QueuePageLink(), DeadLettersLink(), SparkUiLink())
     ui_color = "#d0e8d0"
 
     def __init__(

@@ -10,10 +10,13 @@ from airflow.sdk.exceptions import AirflowFailException
 from export_queue.core.arguments import given, names, number_or_part, text
 from export_queue.hooks import Described, ExportQueueHook, resolve_sink
 from export_queue.hooks.rendered import Reader, name_or, optional
+from export_queue.links import DeadLettersLink, QueuePageLink
 from export_queue.operators.drain_task import DrainTask
 from export_queue.operators.stopping import StoppableTask
 
 if TYPE_CHECKING:
+    from airflow.sdk import BaseOperatorLink
+
     from export_queue.core.sinks import SinkSpec
 
 _SHARED = ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter", "export_queue_conn_id")
@@ -55,6 +58,7 @@ class VerifyTask(StoppableTask):
         "collections": names,
     }
     template_fields: Collection[str] = tuple(readers)
+    operator_extra_links: Collection[BaseOperatorLink] = (QueuePageLink(), DeadLettersLink())
     template_fields_renderers: ClassVar[dict[str, str]] = {
         "sink_options": "json",
         "sink": "json",

@@ -22,6 +22,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": INTEGRATION,
                 # the recipe that the queue follows
+                "logo": "/export-queue/logo.svg",  # the page in the UI has it
                 "external-doc-url": "https://fluo.apache.org/docs/fluo-recipes/1.2/recipes/export-queue/",
                 "tags": ["software"],
             }
@@ -67,6 +68,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": _modules("sensors", "drained", "export_queue", "notification"),
             }
         ],
+        "extra-links": [f"export_queue.links.{name}" for name in ("QueuePageLink", "DeadLettersLink", "SparkUiLink")],
         "triggers": [{"integration-name": INTEGRATION, "python-modules": ["export_queue.triggers"]}],
     }
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-from airflow.configuration import conf
 from airflow.listeners import hookimpl
 from airflow.plugins_manager import AirflowPlugin
 
-log = logging.getLogger(__name__)
+from export_queue.links import PREFIX, page_connections, page_root
 
-PREFIX = "/export-queue"
-"""Path of the page below the address of the API server."""
+log = logging.getLogger(__name__)
 
 
 class SuccessListener:
@@ -65,10 +62,14 @@ class ExportQueuePlugin(AirflowPlugin):
     @classmethod
     def on_load(cls, *args: Any, **kwargs: Any) -> None:
         """Add the page and its entry in the menu if the configuration names connections."""
-        named = (conf.get("export_queue", "ui_conn_ids", fallback="") or "").split(",")
-        conn_ids = list(dict.fromkeys(filter(None, map(str.strip, named))))
-        base = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+        conn_ids = page_connections()
         page = {"name": "Export Queue", "app": Page(conn_ids), "url_prefix": PREFIX}
-        entry = {"name": "Export Queue", "href": f"{base}{PREFIX}/", "url_route": "export-queue", "category": "browse"}
+        entry = {
+            "name": "Export Queue",
+            "href": f"{page_root()}/",
+            "icon": f"{page_root()}/logo.svg",
+            "url_route": "export-queue",
+            "category": "browse",
+        }
         cls.fastapi_apps = [page] if conn_ids else []
         cls.external_views = [entry] if conn_ids else []

@@ -263,12 +263,14 @@ class ExportQueueDrainedTrigger(StoreTrigger):
 class ExportQueueDriverTrigger(BaseTrigger):
     """Fires once, when a submitted drain has ended: its report is stored, or its driver shows no life any more.
 
-    The event's payload is ``{"state": …, "drain": …, "output": …}``, where the state is ``reported`` or ``silent``. A
-    store that does not answer is polled until it does. If a person marks or clears the task, the trigger revokes the
-    attempt that submitted the drain, which ends the driver wherever it runs. The end of a triggerer revokes nothing.
+    The event's payload is ``{"state": …, "drain": …, "output": …, "spark_ui": …}``, where the state is ``reported``
+    or ``silent``. A store that does not answer is polled until it does. If a person marks or clears the task, the
+    trigger revokes the attempt that submitted the drain, which ends the driver wherever it runs. The end of a triggerer
+    revokes nothing.
 
     :param drain: the fields of a :class:`~export_queue.core.drain.SubmittedDrain`: ids and numbers.
     :param output: host and path of the driver's output, for the event; None if it is in a cluster.
+    :param spark_ui: address of Spark's UI, for the event; None if it is not known.
     :param poll_interval: seconds between two polls.
     :param export_queue_conn_id: connection of the store.
     :raises InvalidArgument: an argument is not valid.
@@ -279,6 +281,7 @@ class ExportQueueDriverTrigger(BaseTrigger):
         *,
         drain: dict[str, Any],
         output: dict[str, str] | None = None,
+        spark_ui: str | None = None,
         poll_interval: float = 5.0,
         export_queue_conn_id: str = ExportQueueHook.default_conn_name,
     ) -> None:
@@ -288,6 +291,7 @@ class ExportQueueDriverTrigger(BaseTrigger):
         with _checking():
             self.drain = SubmittedDrain.from_dict(drain)
             self.output = None if output is None else dict(output)
+            self.spark_ui = None if spark_ui is None else _text(spark_ui, what="spark_ui")
             self.poll_interval = seconds(poll_interval, what="poll_interval")
             self.export_queue_conn_id = _text(export_queue_conn_id, what="export_queue_conn_id")
 
@@ -298,6 +302,7 @@ class ExportQueueDriverTrigger(BaseTrigger):
             {
                 "drain": dataclasses.asdict(self.drain),
                 "output": self.output,
+                "spark_ui": self.spark_ui,
                 "poll_interval": self.poll_interval,
                 "export_queue_conn_id": self.export_queue_conn_id,
             },
@@ -320,7 +325,8 @@ class ExportQueueDriverTrigger(BaseTrigger):
                     break
         # Airflow would cancel a trigger that continues after its event, and take that for the act of a person.
         # All that the task needs is in the event, since DAG.test() drops what else is deferred.
-        yield TriggerEvent({"state": state, "drain": dataclasses.asdict(self.drain), "output": self.output})
+        drain = dataclasses.asdict(self.drain)
+        yield TriggerEvent({"state": state, "drain": drain, "output": self.output, "spark_ui": self.spark_ui})
 
     async def on_kill(self) -> None:
         """End the driver: revoke the attempt that submitted it."""

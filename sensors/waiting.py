@@ -11,6 +11,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from export_queue.core.arguments import seconds
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import RenderedTask
+from export_queue.links import QueuePageLink
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -24,6 +25,8 @@ class WaitForStore(RenderedTask, BaseSensorOperator):
     :param deferrable: wait on the triggerer, without occupying a worker; then ``poke_interval`` must be above 0.
     :param export_queue_conn_id: connection of the store. (templated)
     """
+
+    operator_extra_links = (QueuePageLink(),)
 
     def __init__(
         self,

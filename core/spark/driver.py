@@ -35,7 +35,8 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"expected one argument, found {len(arguments)}")
     kind = _kind_of(arguments[0])
     log = logging.getLogger(kind.logger)
-    log.setLevel(logging.INFO)
+    for name in (kind.logger, "export_queue.spark"):
+        logging.getLogger(name).setLevel(logging.INFO)
     try:
         _run(kind.from_json(arguments[0]), log)
     except DriverStopped as stopped:

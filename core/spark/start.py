@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -17,6 +18,8 @@ from pyspark import SparkConf, SparkContext
 from export_queue.core.errors import SparkJobFailed
 from export_queue.core.spark.masters import check_answers, shares_process
 from export_queue.core.spark.worker_daemon import MODULE, PRELOADED
+
+log = logging.getLogger("export_queue.spark")
 
 _LEAST_SECONDS = 1e-3
 """A timer of 0 seconds would never expire."""
@@ -82,11 +85,14 @@ def start_spark(name: str, *, preloaded: Sequence[str] = ()) -> SparkContext:
             for setting, value in _daemon_settings(conf, preloaded).items():
                 conf.set(setting, value)
             check_answers(conf.get("spark.master", "") or "")
-            return SparkContext.getOrCreate(conf)
+            context = SparkContext.getOrCreate(conf)
     except SparkJobFailed:
         raise
     except Exception as error:
         raise SparkJobFailed(f"Spark did not start: {cause_of(error)}") from error
+    if context.uiWebUrl:
+        log.info("Spark UI: %s", context.uiWebUrl)  # who submits the job reads this line
+    return context
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from export_queue.core.client import Store
 from export_queue.core.queue import DeadLetterFilter
 from export_queue.page import figures
 from export_queue.page.access import Act, FormRefused, Order, may_change, may_read_entries, may_see
-from export_queue.page.rendering import page, style
+from export_queue.page.rendering import asset, page
 from export_queue.page.stores import StoreProblem, opened
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,11 @@ def _add_overview(app: FastAPI, conn_ids: Collection[str], known: Callable[[str]
 
     @app.get("/style.css", dependencies=[may_see])
     def style_sheet() -> Response:
-        return style()
+        return asset("style.css", "text/css")
+
+    @app.get("/logo.svg", dependencies=[may_see])
+    def logo() -> Response:
+        return asset("logo.svg", "image/svg+xml")
 
     @app.get("/", dependencies=[may_see])
     def stores(request: Request) -> Response:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
@@ -16,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from export_queue.core.drain import grouped
 from export_queue.core.printable import printable
 from export_queue.core.queue import DeadLetter, Pending
+from export_queue.links import address
 from export_queue.page.figures import COUNTED, Reader
 
 HEADERS = {
@@ -42,17 +42,9 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
     return HTMLResponse(text, status_code=status, headers=HEADERS)
 
 
-def style() -> Response:
-    """Return the style sheet."""
-    text = _environment.get_template("style.css").render()
-    return Response(text, media_type="text/css", headers=HEADERS)
-
-
-def _link(root: str, *path: str, **query: Any) -> str:
-    """Return the address of a page: its path below ``root``, and the values of the query that are not None."""
-    given = {name: value for name, value in query.items() if value is not None}
-    address = "/".join([root, *(quote(part, safe="") for part in path)])
-    return f"{address}?{urlencode(given)}" if given else address
+def asset(name: str, media_type: str) -> Response:
+    """Return a file that pages, or Airflow's menu, show."""
+    return Response(_environment.get_template(name).render(), media_type=media_type, headers=HEADERS)
 
 
 def _duration(seconds: float) -> str:
@@ -96,7 +88,7 @@ def _made() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals["link"] = _link
+    made.globals["link"] = address
     made.filters |= {
         "cut": _cut,
         "dead": _dead,

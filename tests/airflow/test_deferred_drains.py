@@ -36,6 +36,7 @@ from export_queue import (
 )
 from export_queue.core.drain import DrainRequest, SubmittedDrain, drain_as_requested
 from export_queue.core.locks import begin_attempt, check_attempt, show_life
+from export_queue.links import SparkUiLink
 from export_queue.operators import ExportQueueSparkDrainOperator, spark_drain
 from export_queue.triggers import ExportQueueDriverTrigger, InvalidTriggerArgument
 
@@ -309,6 +310,15 @@ def test_what_needs_a_task_that_waits_for_spark_submit_is_refused(argument: str)
     operator(**{argument: None if argument == "post_submit_commands" else False})
 
 
+def test_a_task_that_continues_knows_the_address_of_sparks_ui(begins: Any, airflow_store: Any) -> None:
+    deferral = begins(airflow_store)
+    end(airflow_store, drain_of(deferral))
+    event = {**deferral.trigger.serialize()[1], "state": "reported", "spark_ui": "http://manager:8088/"}
+    task = operator()
+    task.execute_complete(context(), event)
+    assert SparkUiLink().get_link(task, ti_key=None) == "http://manager:8088/"
+
+
 def test_in_cluster_mode_the_task_defers_once_the_cluster_has_accepted_the_job(
     airflow_store: Any,
     spark: FakeSpark,
@@ -327,6 +337,7 @@ def test_in_cluster_mode_the_task_defers_once_the_cluster_has_accepted_the_job(
     (call,) = spark.calls()
     assert "spark.yarn.submit.waitAppCompletion=false" in call["arguments"]
     assert deferral.trigger.serialize()[1]["output"] is None
+    assert stored(deferral).spark_ui == "http://manager:8088/proxy/application_1/"
     end(airflow_store, drain_of(deferral))
     assert resume(deferral, "reported")["acknowledged"] == 1
     add(airflow_store, "ben")
@@ -363,7 +374,7 @@ def test_a_trigger_is_stored_as_ids_and_numbers(drain: SubmittedDrain) -> None:
     made = trigger(drain, export_queue_conn_id="other")
     _, arguments = made.serialize()
     assert ExportQueueDriverTrigger(**json.loads(json.dumps(arguments))).serialize() == made.serialize()
-    assert set(arguments) == {"drain", "output", "poll_interval", "export_queue_conn_id"}
+    assert set(arguments) == {"drain", "output", "spark_ui", "poll_interval", "export_queue_conn_id"}
     assert set(arguments["drain"]) == {"task", "attempt", "drain_id", "since_ms", "start_timeout"}
 
 

@@ -16,6 +16,7 @@ from httpx import Response
 
 from export_queue import DeadLetterFilter, MemorySink, Store, drain
 from export_queue.core.store import schema
+from export_queue.get_provider_info import get_provider_info
 from export_queue.plugin import PREFIX, ExportQueuePlugin, Page
 
 CONNECTION = "export_queue_default"
@@ -125,10 +126,14 @@ def test_airflow_mounts_the_page_and_lists_it_in_the_menu(
         plugins_manager._get_plugins.cache_clear()
         plugins_manager.get_fastapi_plugins.cache_clear()
     assert (entry.name, entry.destination, entry.href) == ("Export Queue", "nav", f"/team{PREFIX}/")
+    assert entry.icon == f"/team{PREFIX}/logo.svg"
     browser = TestClient(mounted)
     assert browser.get(f"{PREFIX}/").status_code == 401
     found = browser.get(f"{PREFIX}/", headers={"Authorization": f"Bearer {token_of('viewer')}"})
     assert (found.status_code, found.text.count("<h2>"), ">orders<" in found.text) == (200, 1, True)
+    (integration,) = get_provider_info()["integrations"]
+    logo = browser.get(integration["logo"], headers={"Authorization": f"Bearer {token_of('viewer')}"})
+    assert (logo.status_code, logo.headers["content-type"]) == (200, "image/svg+xml")
 
 
 # -- permissions -------------------------------------------------------------------------------------------------------
@@ -139,6 +144,7 @@ def requests(letter: str) -> list[tuple[str, str, str]]:
     return [
         ("GET", "/", "viewer"),
         ("GET", "/style.css", "viewer"),
+        ("GET", "/logo.svg", "viewer"),
         ("GET", f"/connections/{CONNECTION}", "viewer"),
         ("GET", f"{READER}?reader=orders", "op"),
         ("GET", f"{LETTERS}?reader=orders", "op"),
@@ -188,7 +194,7 @@ def test_connections_that_are_not_named_do_not_exist(
     op: TestClient, letters: Store, connect: Callable[..., None]
 ) -> None:
     connect("warehouse", conn_type="export_queue", host=letters.url_safe)
-    for _, path, _ in requests("seq=1&key_hex=00")[2:]:
+    for _, path, _ in requests("seq=1&key_hex=00")[3:]:
         method = "POST" if path.endswith(("/retry", "/drop")) else "GET"
         assert op.request(method, path.replace(CONNECTION, "warehouse")).status_code in (403, 404), path
     assert op.get("/connections/warehouse").status_code == 404
@@ -522,6 +528,6 @@ def test_pages_cost_the_same_however_many_entries_and_letters_there_are(
                 costs[path].append(steps[0])
     finally:
         sa.event.remove(sa.Engine, "connect", count)
-    assert min(before for path, (before, _) in costs.items() if "css" not in path) > 0
+    assert min(before for path, (before, _) in costs.items() if not path.endswith((".css", ".svg"))) > 0
     print(costs)
     assert {path: cost for path, cost in costs.items() if cost[1] > cost[0] + 5} == {}

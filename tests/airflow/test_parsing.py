@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import export_queue
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 DAGS = (
@@ -84,6 +87,26 @@ print(sorted(name for name in manager.connection_form_widgets if "export_queue" 
 """
     fields = ("behind_pooler", "segments", "sql_conn_id", "store_schema")
     assert run(program) == str([f"extra__export_queue__{name}" for name in fields])
+
+
+def test_airflow_shows_the_provider_on_the_command_line_and_in_its_rest_api() -> None:
+    program = """
+import importlib.metadata, json, sys
+from airflow.api_fastapi.core_api.services.public.providers import _provider_mapper
+from airflow.cli import cli_parser
+from airflow.cli.commands import provider_command
+from airflow.providers_manager import ProvidersManager
+name = "airflow-provider-export-queue"
+words = ["providers", "get", name, "--full", "--output", "json"]
+provider_command.provider_get(cli_parser.get_parser().parse_args(words))
+shown = _provider_mapper(ProvidersManager().providers[name])
+urls = importlib.metadata.metadata(name).get_all("Project-URL") or []
+named = [url.partition(",")[2].strip() for url in urls if url.startswith("Documentation,")]
+assert [shown.documentation_url] == (named or [None]), (shown, named)
+print()
+print(json.dumps([shown.package_name, shown.version]))
+"""
+    assert json.loads(run(program)) == ["airflow-provider-export-queue", export_queue.__version__]
 
 
 def test_the_configuration_section_has_its_options() -> None:

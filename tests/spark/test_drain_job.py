@@ -88,6 +88,7 @@ def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_
     events.mkdir()
     job = job_for(store_url, redis_spec, exporter="exports:with_origin", max_parallel=3)
     conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(), "spark.eventLog.compress": "false"}
+    conf["spark.ui.enabled"] = "true"
     submission = submit(job, variables={**MODULES, **passwords}, conf=conf)
     assert submission.wait() == 0, submission.output()
 
@@ -95,6 +96,7 @@ def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_
     assert (report.read, report.acknowledged, report.dead, report.left) == (502, 501, 1, 0)
     assert waiting(orders) == 0
     assert f"{report.line()}\n" in submission.output()
+    assert re.search(r"^Spark UI: http://\S+$", submission.output(), re.MULTILINE)
     assert "orders: dead letters: 1, the first: " in submission.output()
     documents = {key: orjson.loads(redis_client.get(key)) for key in redis_client.scan_iter("orders:*")}
     assert {key.decode(): document["value"] for key, document in documents.items()} == {

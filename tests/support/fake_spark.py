@@ -20,7 +20,7 @@ print("the driver says hello", flush=True)
 if mode == "broken":
     print("the cluster is on fire"); sys.exit(3)
 if mode == "accepted":
-    sys.exit(0)
+    print("\t tracking URL: http://manager:8088/proxy/application_1/"); sys.exit(0)
 from export_queue.core.client import Store
 from export_queue.core.drain import drain_as_requested
 from export_queue.core.spark import DrainArguments

@@ -46,7 +46,9 @@ def test_the_connection_type_is_valid_against_the_strict_schema() -> None:
     validate(flat, airflow_file("customized_form_field_behaviours.schema.json"))
 
 
-@pytest.mark.parametrize("key", ["hooks", "operators", "sensors", "triggers", "config", "integrations", "cli"])
+@pytest.mark.parametrize(
+    "key", ["hooks", "operators", "sensors", "triggers", "config", "integrations", "cli", "extra-links", "asset-uris"]
+)
 def test_the_lists_for_registries_are_valid_against_the_strict_schema(key: str) -> None:
     strict = airflow_file("provider.yaml.schema.json")
     validate(INFO[key], {**strict["properties"][key], "definitions": strict["definitions"]})
@@ -74,10 +76,13 @@ def test_every_module_that_is_named_exists() -> None:
     assert [module for module in modules if not source_of(module).is_file()] == []
 
 
-def test_the_functions_of_commands_are_defined() -> None:
-    for path in INFO["cli"]:
-        module, _, function = path.rpartition(".")
-        assert f"\ndef {function}(" in source_of(module).read_text("utf-8")
+def test_the_functions_and_classes_that_are_named_are_defined() -> None:
+    (assets,) = INFO["asset-uris"]
+    functions = [*INFO["cli"], *(value for key, value in assets.items() if key != "schemes")]
+    for kind, paths in {"def": functions, "class": INFO["extra-links"]}.items():
+        for path in paths:
+            module, _, name = path.rpartition(".")
+            assert f"\n{kind} {name}(" in source_of(module).read_text("utf-8"), path
 
 
 def source_of(module: str) -> Path:

@@ -18,7 +18,7 @@ FOLDERS = {
     "sensors": "export_queue/sensors",
     "dags_examples": "export_queue/dags_examples",
 }
-DATA = {".css", ".html", ".py", ".sql"}
+DATA = {".css", ".html", ".py", ".sql", ".svg"}
 
 
 @pytest.fixture(scope="module")
