@@ -15,6 +15,7 @@ from export_queue.core.arguments import (
 )
 from export_queue.hooks import Described, ExportQueueHook, resolve_sink
 from export_queue.hooks.rendered import SINK, Reader, name_or, optional
+from export_queue.lineage import Lineage, LineageTask, queue_data, sink_data
 from export_queue.links import DeadLettersLink, QueuePageLink
 from export_queue.operators.stopping import StoppableTask
 
@@ -32,7 +33,7 @@ def _dead_letters(value: Any, *, what: str) -> Any:
     return dead_letters_allowed(value, what=what)
 
 
-class DrainTask(StoppableTask):
+class DrainTask(LineageTask, StoppableTask):
     """A task that drains a queue into a sink.
 
     Success means that every entry of the ranges that was committed before the drain started is in the sink. If the
@@ -108,6 +109,14 @@ class DrainTask(StoppableTask):
     def describe_sink(self) -> Described[SinkSpec]:
         """Describe the sink that the rendered arguments name."""
         return resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
+
+    def lineage(self) -> Lineage:
+        """From the queue to the sink."""
+        conn_id, queue_id, sink = self.export_queue_conn_id, self.queue_id, self.describe_sink().spec
+        return Lineage(
+            inputs=[queue_data(conn_id, queue_id, self.report.get("read"))],
+            outputs=sink_data(conn_id, queue_id, sink, self.exporter, self.report.get("written")),
+        )
 
     def refuse_dead_letters(self, store: Store, report: DrainReport) -> None:
         """Fail if the queue has more dead letters than the task allows.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from export_queue.core.arguments import columns, given, number_or_part, required_columns, required_text, text
 from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook
-from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional, untouched
+from export_queue.hooks.rendered import Reader, name_or, optional, untouched
+from export_queue.lineage import Lineage, LineageTask, file_data, mirrored, query_data, queue_data
 from export_queue.links import QueuePageLink
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class ExportQueueMirrorOperator(RenderedTask):
+class ExportQueueMirrorOperator(LineageTask):
     """Make the state of a queue equal to the result of a query, or to a file.
 
     The task compares the data with what the queue remembers, and adds exactly the difference in one transaction:
@@ -121,7 +122,16 @@ class ExportQueueMirrorOperator(RenderedTask):
             if found:
                 self.log.info("%s, for example: %s", kind, ", ".join(map(repr, found)))
         self.log.info("%s", report.line())
-        return report.to_json()
+        self.report = report.to_json()
+        return self.report
+
+    def lineage(self) -> Lineage:
+        """From the tables of the query, or the file, to the queue; a dry run writes nothing."""
+        sql, file = given(self.sql), given(self.file)
+        inputs = query_data(self.sql_conn_id or "", sql) if sql is not None else [file_data(file or "")]
+        rows = mirrored(self.report) if self.report else None
+        outputs = [] if self.only_say else [queue_data(self.export_queue_conn_id, self.queue_id, rows)]
+        return Lineage(inputs=inputs, outputs=outputs, sql=sql)
 
     def _check_source(self) -> None:
         has_query = given(self.sql) is not None

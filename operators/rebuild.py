@@ -9,6 +9,7 @@ from export_queue.core.arguments import mapping, names, text
 from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook, environment, resolve_sink
 from export_queue.hooks.rendered import Reader, name_or
+from export_queue.lineage import Lineage, LineageTask, queue_data, sink_data
 from export_queue.links import QueuePageLink
 from export_queue.operators.drain_task import DrainTask
 from export_queue.operators.stopping import StoppableTask
@@ -25,7 +26,7 @@ _SHARED = ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter", "expo
 """Arguments of a drain that a rebuild has too."""
 
 
-class ExportQueueRebuildOperator(StoppableTask):
+class ExportQueueRebuildOperator(LineageTask, StoppableTask):
     """Take a step of a rebuild: replace the target of a subscription without downtime, in the Airflow worker.
 
     A repeated task continues a step that was killed, and changes nothing after one that has taken effect.
@@ -121,7 +122,8 @@ class ExportQueueRebuildOperator(StoppableTask):
             with ExportQueueHook(self.export_queue_conn_id).get_store() as store, self.interruptible():
                 found = self._take(store)
         self.log.info("%s", found.line())
-        return found.to_dict()
+        self.report = found.to_dict()
+        return self.report
 
     def _take(self, store: Store) -> Rebuild:
         from export_queue.core.verify import POINTER
@@ -147,3 +149,13 @@ class ExportQueueRebuildOperator(StoppableTask):
                 source=self.source,
                 collections=names(self.collections, what="collections") or (),
             )
+
+    def lineage(self) -> Lineage:
+        """A switch delivers what is pending to the new target, which its report names; other steps move nothing."""
+        if self.step != "switch":
+            return Lineage()
+        conn_id, outputs = self.export_queue_conn_id, []
+        if self.report:
+            sink = resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink).spec
+            outputs = sink_data(conn_id, self.report["new"], sink.bound_to(self.report["binding"]), self.exporter)
+        return Lineage(inputs=[queue_data(conn_id, self.queue_id)], outputs=outputs)

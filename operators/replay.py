@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from export_queue.core.arguments import columns, required_text, text
 from export_queue.hooks import ExportQueueHook
-from export_queue.hooks.rendered import Reader, RenderedTask, name_or
+from export_queue.hooks.rendered import Reader, name_or
+from export_queue.lineage import Lineage, LineageTask, queue_data
 from export_queue.links import QueuePageLink
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 
-class ExportQueueReplayOperator(RenderedTask):
+class ExportQueueReplayOperator(LineageTask):
     """Add keys and values from a source to a queue once more, as new entries for all its subscriptions.
 
     No newer value is overwritten, and a retried task replays again. Drains then deliver the entries. Give exactly one
@@ -82,4 +84,11 @@ class ExportQueueReplayOperator(RenderedTask):
                     settle_timeout=self.settle_timeout,
                 )
         self.log.info("%s", report.line())
-        return report.to_json()
+        self.report = report.to_json()
+        return self.report
+
+    def lineage(self) -> Lineage:
+        """From the queue's own state to the queue; what another source reads is not known."""
+        added = self.report["replayed"] + self.report["deleted"] if self.report else None
+        queue = queue_data(self.export_queue_conn_id, self.queue_id)
+        return Lineage(inputs=[queue] if self.source == "state" else [], outputs=[replace(queue, rows=added)])

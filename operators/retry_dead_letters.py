@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from export_queue.core.arguments import required_text, text, whole_number
 from export_queue.hooks import ExportQueueHook
-from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional
+from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.hooks.tasks import task_name
+from export_queue.lineage import Lineage, LineageTask, queue_data
 from export_queue.links import DeadLettersLink, QueuePageLink
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
@@ -19,7 +20,7 @@ _PAGE = 1000
 """Maximum number of letters that are moved in one call, which holds the locks of their units."""
 
 
-class ExportQueueRetryDeadLettersOperator(RenderedTask):
+class ExportQueueRetryDeadLettersOperator(LineageTask):
     """Put dead letters back into the queue, after their cause was mended; the next drain sends them again.
 
     Each letter keeps its sequence, so that it replaces no newer value in the sink. Without a selection, all letters of
@@ -88,4 +89,9 @@ class ExportQueueRetryDeadLettersOperator(RenderedTask):
                         break
                 left = letters.count(self.queue_id)
         self.log.info("%s: %d dead letters were put back into the queue, %d are left", self.queue_id, requeued, left)
-        return {"requeued": requeued, "left": left}
+        self.report = {"requeued": requeued, "left": left}
+        return self.report
+
+    def lineage(self) -> Lineage:
+        """Back into the queue."""
+        return Lineage(outputs=[queue_data(self.export_queue_conn_id, self.queue_id, self.report.get("requeued"))])

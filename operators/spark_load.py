@@ -13,6 +13,7 @@ from export_queue.hooks import Described, ExportQueueHook, open_store
 from export_queue.hooks.once import TaskOnce, UnitOfWork
 from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.hooks.tasks import task_name
+from export_queue.lineage import Lineage, LineageTask, mirrored, queue_data
 from export_queue.links import QueuePageLink, SparkUiLink
 from export_queue.operators.spark_submission import SparkSubmission
 from export_queue.operators.terminal import terminal_errors_fail_at_once
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from export_queue.core.store import StoreSpec
 
 
-class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
+class ExportQueueSparkLoadOperator(TaskOnce, LineageTask, SparkSubmission):
     """Add the rows of a DataFrame to a queue in one transaction, or make the queue's state equal to the DataFrame.
 
     With ``mode="append"`` each row becomes an entry, exactly once even if the task is retried. The transaction uses the
@@ -123,6 +124,16 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
             self.read_arguments()
             return self._mirror(context) if self.mode == "mirror" else self._load(context)
 
+    def lineage(self) -> Lineage:
+        """To the queues. What the function of the frame reads, Spark's own listener of OpenLineage tells."""
+        if self.only_say:
+            return Lineage()
+        counts = self.report.get("queues") or {self.queue_id: None}
+        if self.report and self.mode == "mirror":
+            counts = {self.queue_id: mirrored(self.report)}
+        conn_id = self.export_queue_conn_id
+        return Lineage(outputs=[queue_data(conn_id, queue, rows) for queue, rows in counts.items() if queue])
+
     def _mirror(self, context: Context) -> dict[str, Any]:
         # A key of its own for each try: a mirror is repeated, and the key only carries its report.
         report_key = f"{self._idempotency_key}#{uuid.uuid4().hex}"
@@ -132,7 +143,7 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
             state = store.idempotency(report_key)
             if not state.committed:
                 raise SparkJobFailed("the Spark driver ended without an error and without a report")
-        report: dict[str, Any] = state.result
+        report = self.report = state.result
         for kind, found in report["samples"].items():
             if found:
                 self.log.info("%s, for example: %s", kind, ", ".join(map(repr, found)))
@@ -157,7 +168,7 @@ class ExportQueueSparkLoadOperator(TaskOnce, SparkSubmission):
             if not state.committed:
                 raise SparkJobFailed("the Spark driver ended without an error, but its transaction has not committed")
         self._done = UnitOfWork(described, self._idempotency_key, state.generation)
-        report: dict[str, Any] = state.result
+        report = self.report = state.result
         self.log.info("%d entries added by transaction %s", report["entries"], report["transaction"])
         return report
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowFailException
@@ -10,6 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from export_queue.core.arguments import given, names, number_or_part, text
 from export_queue.hooks import Described, ExportQueueHook, resolve_sink
 from export_queue.hooks.rendered import Reader, name_or, optional
+from export_queue.lineage import Lineage, LineageTask, queue_data, sink_data
 from export_queue.links import DeadLettersLink, QueuePageLink
 from export_queue.operators.drain_task import DrainTask
 from export_queue.operators.stopping import StoppableTask
@@ -23,7 +25,7 @@ _SHARED = ("queue_id", "sink_conn_id", "sink_options", "sink", "exporter", "expo
 """Arguments of a drain that a comparison has too."""
 
 
-class VerifyTask(StoppableTask):
+class VerifyTask(LineageTask, StoppableTask):
     """A task that compares the records of a sink with the content of a queue.
 
     Success means that there are no differences. Entries that are pending, younger than the comparison or dead letters
@@ -101,6 +103,13 @@ class VerifyTask(StoppableTask):
         """Describe the sink that the rendered arguments name."""
         return resolve_sink(sink_conn_id=self.sink_conn_id, sink_options=self.sink_options, sink=self.sink)
 
+    def lineage(self) -> Lineage:
+        """The queue and the sink are read; a repair writes to the sink."""
+        conn_id, queue_id, sink = self.export_queue_conn_id, self.queue_id, self.describe_sink().spec
+        compared = sink_data(conn_id, queue_id, sink, self.exporter, self.report.get("scanned"))
+        repaired = [replace(one, rows=self.report.get("repaired")) for one in compared] if self.repair else []
+        return Lineage(inputs=[queue_data(conn_id, queue_id), *compared], outputs=repaired)
+
     def options(self) -> dict[str, Any]:
         """Return the options of the request, from the rendered arguments."""
         return {
@@ -120,6 +129,7 @@ class VerifyTask(StoppableTask):
         :param lines: the same as text.
         :raises AirflowFailException: there are differences.
         """
+        self.report = report
         if report["differences"]:
             raise AirflowFailException("\n".join(lines))
         self.log.info("%s", lines[0])

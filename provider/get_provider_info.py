@@ -31,7 +31,14 @@ def get_provider_info() -> dict[str, Any]:
         "task-decorators": [
             {"name": "export_transaction", "class-name": "export_queue.decorators.export_transaction_task"}
         ],
-        "asset-uris": [{"schemes": ["export-queue"], "handler": "export_queue.assets.sanitize_uri"}],
+        "asset-uris": [
+            {
+                "schemes": ["export-queue"],
+                "handler": "export_queue.assets.sanitize_uri",
+                "factory": "export_queue.assets.create_asset",
+                "to_openlineage_converter": "export_queue.assets.convert_asset_to_openlineage",
+            }
+        ],
         "cli": ["export_queue.airflow_cli.get_cli_commands"],
         "config": {"export_queue": _configuration()},
         "hooks": [

@@ -19,6 +19,7 @@ from export_queue.core.sinks.control import (
     register_store,
     stale_rank,
 )
+from export_queue.core.sinks.datasets import Dataset, SqlNames, datasets_of, sql_names
 from export_queue.core.sinks.error_table import ErrorRow, ErrorTable, Fate
 from export_queue.core.sinks.guards import Claim, ClaimedSink, FencedSink
 from export_queue.core.sinks.memory import MemorySink
@@ -66,6 +67,7 @@ __all__ = [
     "CompositeSink",
     "ContinuingSink",
     "ControlRecord",
+    "Dataset",
     "Delete",
     "ElasticsearchSink",
     "ErrorRow",
@@ -88,6 +90,7 @@ __all__ = [
     "SearchableSink",
     "Sink",
     "SinkSpec",
+    "SqlNames",
     "SqlSink",
     "StoredRecords",
     "SweepableSink",
@@ -97,6 +100,7 @@ __all__ = [
     "check_owner",
     "check_template",
     "collapse",
+    "datasets_of",
     "document_bytes",
     "fill",
     "first_collection",
@@ -107,6 +111,7 @@ __all__ = [
     "raise_floor",
     "refuse_seqs",
     "register_store",
+    "sql_names",
     "stale_rank",
 ]
 

@@ -194,3 +194,33 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Any:
     from tests.support.triggers import Looks
 
     return Looks(monkeypatch)
+
+
+@pytest.fixture
+def lineage_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Let OpenLineage's own listener write the events of tasks to a file; returns a function that reads them."""
+    # Its plugin decides at its import whether it is on; it stays off, and ends with no test.
+    pytest.importorskip("airflow.providers.openlineage.plugins.openlineage")
+    from airflow.providers.openlineage import conf
+    from airflow.providers.openlineage.plugins.listener import OpenLineageListener
+    from airflow.sdk.listener import get_listener_manager
+
+    path = tmp_path / "lineage.ndjson"
+    transport = {"type": "file", "log_file_path": str(path), "append": True}
+    monkeypatch.setenv("AIRFLOW__OPENLINEAGE__TRANSPORT", json.dumps(transport))
+    # The server of DAG.test() is a thread of this process, which a fork would not have.
+    monkeypatch.setenv("AIRFLOW__OPENLINEAGE__EXECUTE_IN_THREAD", "True")
+
+    def forget() -> None:
+        for name in dir(conf):
+            getattr(getattr(conf, name), "cache_clear", lambda: None)()
+
+    forget()
+    listener, manager = OpenLineageListener(), get_listener_manager()
+    manager.add_listener(listener)
+    try:
+        yield lambda: [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    finally:
+        manager.pm.unregister(listener)
+        monkeypatch.undo()
+        forget()

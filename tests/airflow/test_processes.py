@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,13 @@ with DAG("deferred_drain", schedule=None):
     ExportQueueSparkDrainOperator(
         task_id="drain", queue_id="visits", sink_conn_id="reports_default", deferrable=True
     )
+"""
+TOLD = """
+from airflow.sdk import DAG
+from export_queue.operators import ExportQueueDrainOperator
+
+with DAG("told", schedule=None):
+    ExportQueueDrainOperator(task_id="drain", queue_id="told", sink_conn_id="in_airflow")
 """
 DAGS = ("mirror_a_query", "one_transaction", "rebuild_an_index", "wait_for_export")
 
@@ -51,6 +59,7 @@ class Site:
             program = re.sub(r'schedule="@\w+"', "schedule=None", (EXAMPLES / f"{name}.py").read_text())
             (folder / "dags" / f"{name}.py").write_text(program)
         (folder / "dags" / "deferred_drain.py").write_text(DEFERRED)
+        (folder / "dags" / "told.py").write_text(TOLD)
         self.spark = FakeSpark(folder / "fake-spark", DETACHED, "wait")
 
     def database(self, name: str) -> sqlite3.Connection:
@@ -78,6 +87,10 @@ class Site:
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.folder / "dags"),
             "AIRFLOW__CORE__PARALLELISM": "2",
             "AIRFLOW__EXPORT_QUEUE__SPARK_HOME": str(self.spark.folder),
+            "AIRFLOW__EXPORT_QUEUE__UI_CONN_IDS": "export_queue_default",
+            "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(
+                {"type": "file", "log_file_path": str(self.folder / "lineage.ndjson"), "append": True}
+            ),
             "AIRFLOW__API_AUTH__JWT_SECRET": "only-for-tests-" * 5,
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
         }
@@ -102,6 +115,36 @@ def store(site: Site) -> Iterator[Store]:
     with Store.open(site.store_url) as store:
         store.create()
         yield store
+
+
+def test_a_task_has_links_and_tells_its_lineage(airflow: AirflowProcesses, site: Site, store: Store) -> None:
+    store.configure_queue("told")
+    store.run(lambda tx: tx.queue("told").add("anna", {"n": 1}))
+    copies = str(site.folder / "told.db")
+    airflow.ask(
+        "/connections", method="POST", body={"connection_id": "in_airflow", "conn_type": "sqlite", "host": copies}
+    )
+    run = airflow.trigger("told")
+    airflow.wait_for("told", run)
+    links = airflow.ask(f"/dags/told/dagRuns/{run}/taskInstances/drain/links")["extra_links"]
+    page = "/export-queue/connections/export_queue_default"
+    assert links == {
+        "Dead letters": f"{page}/letters?reader=told",
+        "Export Queue page": f"{page}/reader?reader=told",
+    }
+    with urllib.request.urlopen(f"{airflow.url}/auth/token", timeout=30) as answer:
+        token = json.load(answer)["access_token"]
+    for link in links.values():
+        request = urllib.request.Request(f"{airflow.url}{link}", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert "told" in answer.read().decode()
+    pytest.importorskip("airflow.providers.openlineage")
+    lines = (site.folder / "lineage.ndjson").read_text().splitlines()
+    events = {one["eventType"]: one for one in map(json.loads, lines) if one["job"]["name"] == "told.drain"}
+    assert [one["name"] for one in events["START"]["inputs"]] == ["told"]
+    (output,) = events["COMPLETE"]["outputs"]
+    assert (output["namespace"], output["name"]) == (f"sqlite://{copies}", "told")
+    assert output["outputFacets"]["outputStatistics"]["rowCount"] == 1
 
 
 def test_a_sink_follows_a_query_and_then_an_index_is_rebuilt(

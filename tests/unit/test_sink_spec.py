@@ -251,12 +251,13 @@ def test_the_doors_export_what_they_always_did():
     """What is taken away here breaks somebody's exporter, sink or test."""
     assert set(sinks.__all__) == set(
         "MAX_SEQ ApplyResult BoundSink Capabilities Claim ClaimedSink CompositeSink ContinuingSink ControlRecord "
-        "Delete ElasticsearchSink ErrorRow ErrorTable Fate FencedSink FloorRecord MemorySink "
+        "Dataset Delete ElasticsearchSink ErrorRow ErrorTable Fate FencedSink FloorRecord MemorySink "
         "Operations OperationsBuilder PointingSink PreparableSink ProbedSink "
-        "Put RedisSink Rejection RepairableSink Round ScannableSink Sink SinkSpec SqlSink StoredRecords SweepableSink "
-        "Put RedisSink Rejection Round SearchableSink Sink SinkSpec SqlSink SweepableSink "
-        "apply_batch binding_of call_sink check_owner check_template collapse document_bytes fill first_collection "
-        "is_kind isolate register_store next_round opened_sink raise_floor refuse_seqs stale_rank".split()
+        "Put RedisSink Rejection RepairableSink Round ScannableSink SearchableSink Sink SinkSpec SqlNames SqlSink "
+        "StoredRecords SweepableSink "
+        "apply_batch binding_of call_sink check_owner check_template collapse datasets_of document_bytes fill "
+        "first_collection is_kind isolate register_store next_round opened_sink raise_floor refuse_seqs "
+        "sql_names stale_rank".split()
     )
     assert set(testing.__all__) == {"FencedConformance", "MemorySink", "SinkConformance", "assert_converges"}
     assert all(getattr(module, name) for module in (sinks, testing) for name in module.__all__)
