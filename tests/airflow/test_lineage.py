@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from airflow.sdk import DAG, Asset
 from airflow.sdk.lineage import HookLineageCollector, NoOpCollector
 
 from export_queue import Put, Store, drain, queue_asset
+from export_queue.hooks import sink_hook
 from export_queue.lineage import LineageTask, file_data, query_data, queue_data
 from export_queue.operators import (
     ExportQueueDrainOperator,
@@ -199,10 +202,14 @@ def test_replays_and_retries_write_to_the_queue() -> None:
 
 
 def test_a_switch_writes_to_the_new_target_and_other_steps_move_nothing(airflow_store: Store, copies: Any) -> None:
-    report = {"new": "orders/b", "binding": {"kind": "sql", "table": "new_$collection", "exporter": "copy"}}
-    arguments = {"queue_id": "orders/a", "sink_conn_id": "copies"}
-    found = lineage(ExportQueueRebuildOperator, report, step="switch", **arguments)
-    assert (names(found.inputs), names(found.outputs)) == ([QUEUE], [(copies[0], "new_orders")])
+    airflow_store.configure_queue("airports", subscriptions=["a"], state=True)
+    sink = sink_hook("copies").describe().spec
+    drain(airflow_store, "airports/a", sink)
+    started = airflow_store.rebuilds.start("airports/a", sink, new_options={"table": "new_$collection"})
+    arguments = {"queue_id": "airports/a", "sink_conn_id": "copies"}
+    found = lineage(ExportQueueRebuildOperator, started.to_dict(), step="switch", **arguments)
+    assert names(found.inputs) == [(QUEUE[0], "airports")]
+    assert names(found.outputs) == [(copies[0], "new_airports")]
     found = lineage(ExportQueueRebuildOperator, step="finish", **arguments)
     assert (found.inputs, found.outputs) == ((), ())
 
@@ -242,9 +249,30 @@ def test_the_tables_of_a_query_are_named_by_their_database(
     assert not any(word in repr(found) for word in ("anna", PASSWORD))
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_database_without_a_sink_is_named_as_its_hook_of_airflow_says(
+    monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    parser = pytest.importorskip("airflow.providers.openlineage.sqlparser")
+    info = parser.DatabaseInfo(scheme="trino", authority="t:8080", database="lake") if known else None
+    hook = SimpleNamespace(
+        get_openlineage_database_info=lambda connection: info,
+        get_openlineage_database_dialect=lambda connection: "trino",
+        get_openlineage_default_schema=lambda: "mart",
+    )
+    connection = SimpleNamespace(conn_type="trino", schema=None, get_hook=lambda: hook)
+    monkeypatch.setattr("airflow.sdk.BaseHook.get_connection", lambda conn_id: connection)
+    assert names(query_data("lake", "select * from a")) == ([("trino://t:8080", "lake.mart.a")] if known else [])
+
+
 def test_what_the_parser_does_not_understand_has_no_tables(warehouse: Any) -> None:
     pytest.importorskip("airflow.providers.openlineage")
     assert query_data("warehouse", "selct frm") == []
+
+
+def test_without_openlineage_the_tables_of_a_query_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "airflow.providers.openlineage.sqlparser", None)
+    assert query_data("warehouse", "select 1 from customers") == []
 
 
 # -- hook lineage ------------------------------------------------------------------------------------------------------
