@@ -218,11 +218,14 @@ def _declared(assets: Iterable[Any], found: Iterable[Any]) -> list[Any]:
 
 
 def _collect(task: LineageTask) -> None:
-    from airflow.sdk.lineage import NoOpCollector, get_hook_lineage_collector
+    from airflow.sdk import plugins_manager
+    from airflow.sdk.lineage import HookLineageReader, get_hook_lineage_collector
 
-    collector = get_hook_lineage_collector()
-    if isinstance(collector, NoOpCollector):
+    # OpenLineage registers the class itself. It gets more from the task's own methods, and making a collector takes
+    # seconds where many providers are installed.
+    if all(reader is HookLineageReader for reader in plugins_manager.get_hook_lineage_readers_plugins()):
         return
+    collector = get_hook_lineage_collector()
     lineage, hook = _lineage_of(task), ExportQueueHook(task.export_queue_conn_id)
     for add, found in ((collector.add_input_asset, lineage.inputs), (collector.add_output_asset, lineage.outputs)):
         for one in found:

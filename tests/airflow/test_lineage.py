@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, Asset
-from airflow.sdk.lineage import HookLineageCollector, NoOpCollector
+from airflow.sdk.lineage import HookLineageCollector, HookLineageReader
 
 from export_queue import Put, Store, drain, queue_asset
 from export_queue.hooks import sink_hook
@@ -281,8 +281,9 @@ def test_without_openlineage_the_tables_of_a_query_are_not_known(monkeypatch: py
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> HookLineageCollector:
     """The collector of an Airflow with a reader of hook lineage."""
-    made = HookLineageCollector()
+    made, reader = HookLineageCollector(), type("Reader", (HookLineageReader,), {})
     monkeypatch.setattr("airflow.sdk.lineage.get_hook_lineage_collector", lambda: made)
+    monkeypatch.setattr("airflow.sdk.plugins_manager.get_hook_lineage_readers_plugins", lambda: [reader])
     return made
 
 
@@ -303,8 +304,13 @@ def test_lineage_that_is_not_known_does_not_stop_the_task(collector: HookLineage
     assert not collector.has_collected
 
 
-def test_without_a_reader_of_hook_lineage_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("readers", [[], [HookLineageReader]])
+def test_without_a_reader_of_hook_lineage_but_openlineage_nothing_is_asked(
+    monkeypatch: pytest.MonkeyPatch, readers: list[Any]
+) -> None:
     task = ExportQueueDrainOperator(task_id="it", queue_id="orders", sink_conn_id="missing")
-    monkeypatch.setattr("airflow.sdk.lineage.get_hook_lineage_collector", NoOpCollector)
-    monkeypatch.setattr(task, "read_arguments", lambda: pytest.fail("asked"))
+    monkeypatch.setattr("airflow.sdk.plugins_manager.get_hook_lineage_readers_plugins", lambda: readers)
+    asked: list[str] = []
+    monkeypatch.setattr("export_queue.lineage._lineage_of", lambda task: asked.append(task.task_id))
     task.post_execute({"ti": None})
+    assert asked == []
