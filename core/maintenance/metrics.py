@@ -41,7 +41,7 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
     """
     with database.read() as work:
         now = work.now()
-        horizon, marked_ms = queries.monitoring.horizon_and_mark(work)
+        horizon_ms, marked_ms = queries.monitoring.horizon_and_mark(work)
         holders = queries.monitoring.holders(work)
         decided = queries.outcomes.count_decided(work, since_ms=now - DAY_MS)
         entries = queries.monitoring.count_entries(work)
@@ -49,6 +49,7 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
         locks = queries.monitoring.count_locks(work, now=now)
         missing = queries.monitoring.missing_loads(work)
         lost = queries.monitoring.count_losses(work, LOSSES)
+        drains = queries.monitoring.last_drains(work)
     running = [holder for holder in holders if holder.kind != "invalid"]
     active = Counter({"short": 0, "long": 0})
     active.update(holder.kind for holder in running)
@@ -71,23 +72,17 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
         _gauge(
             "horizon_seconds",
             "Age of the horizon: old versions are kept for so long.",
-            *([Sample(seconds_since(horizon // 1_000_000))] if horizon else []),
+            Sample(seconds_since(horizon_ms)),
         ),
         _gauge(
             "maintenance_seconds",
-            "Time since clean-up last ran.",
-            *([] if marked_ms is None else [Sample(seconds_since(marked_ms))]),
+            "Time since clean-up last ran; the age of the store if it never did.",
+            Sample(seconds_since(marked_ms)),
         ),
         _gauge(
             "horizon_holder_seconds",
             "Age of the transaction that keeps the horizon from rising.",
-            *(
-                Sample(
-                    seconds_since(holder.started_ms),
-                    {"id": str(holder.id), "kind": holder.kind, "client": holder.client or ""},
-                )
-                for holder in holders[:1]
-            ),
+            *(Sample(seconds_since(holder.started_ms), {"kind": holder.kind}) for holder in holders[:1]),
         ),
         _gauge(
             "decided_last_day",
@@ -101,6 +96,16 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
             *_by("queue", {q: 0 if seq is None else seconds_since(seq // 1_000_000) for q, _, seq in entries}),
         ),
         _gauge("dead_letters", "Entries that were set aside.", *_by("queue", dead)),
+        _gauge(
+            "last_drain_seconds",
+            "Time since a drain last ended; the age of the queue or subscription if none ever did.",
+            *_by("queue", {name: seconds_since(ended_ms) for name, (ended_ms, _) in drains.items()}),
+        ),
+        _gauge(
+            "last_drain_failed",
+            "Whether the last drain stopped before its end.",
+            *_by("queue", {name: int(bool(report and report["problem"])) for name, (_, report) in drains.items()}),
+        ),
         _gauge("locks", "Locks whose lease has not ended.", *_by("queue", locks)),
         _gauge(
             "first_load_missing",

@@ -13,7 +13,16 @@ from tests.support.contexts import context_of
 from tests.support.patience import AT_ONCE
 from tests.support.waiting import wait_until
 
-from export_queue import DeadLetter, Owner, Store
+from export_queue import (
+    ApplyResult,
+    DeadLetter,
+    MemorySink,
+    Operations,
+    Owner,
+    SinkConfigurationError,
+    Store,
+    drain,
+)
 from export_queue.core.locks import claim
 from export_queue.core.maintenance import maintain, read_metrics, render
 from export_queue.core.queue import Position, dead_letter
@@ -51,10 +60,57 @@ def wait_for_growth(store: Store, name: str) -> None:
 def test_an_empty_store_has_metrics(store: Store) -> None:
     found = values(store)
     assert found['active_transactions{kind="short"}'] == found["oldest_active_seconds"] == 0
-    assert "horizon_seconds" not in found  # nothing has been cleaned up yet
-    assert "maintenance_seconds" not in found
+    # Nothing has been cleaned up or drained yet: ages are those of the store and of the queue, so that alerts fire.
+    wait_for_growth(store, "horizon_seconds")
+    age(store, schema.store, "created_ms")
+    assert values(store)["maintenance_seconds"] > 3600
+    assert values(store)["horizon_seconds"] > 3600
     maintain(store.database)
     wait_for_growth(store, "maintenance_seconds")
+
+
+def age(store: Store, table: sa.Table, column: str) -> None:
+    """Set a time of all rows back by two hours."""
+    with store.database.begin() as work:
+        work.connection.execute(table.update().values({column: table.c[column] - 7_200_000}))
+
+
+def test_the_last_drain_of_each_reader_is_told(store: Store) -> None:
+    class Breaking(MemorySink):
+        is_broken = True
+
+        def apply(self, operations: Operations) -> ApplyResult:
+            if self.is_broken:
+                raise SinkConfigurationError("the index is gone")
+            return super().apply(operations)
+
+    cache = Breaking()
+    store.configure_queue("orders", subscriptions=["search", "cache"], state=True)
+    store.configure_queue("idle")
+    age(store, schema.queue, "created_ms")
+    store.run(lambda tx: tx.queue("orders").add("anna", 1))
+    found = values(store)
+    readers = ["idle", "orders/cache", "orders/search"]
+    assert [name for name in found if "last_drain_failed" in name] == [
+        f'last_drain_failed{{queue="{reader}"}}' for reader in readers
+    ]
+    assert all(found[f'last_drain_seconds{{queue="{reader}"}}'] >= 7_200 for reader in readers)
+
+    drain(store, "idle", MemorySink(), sink_name="idle")
+    drain(store, "orders/search", MemorySink(), sink_name="search")
+    with pytest.raises(SinkConfigurationError):
+        drain(store, "orders/cache", cache, sink_name="cache")
+    found = values(store)
+    assert all(found[f'last_drain_seconds{{queue="{reader}"}}'] < 60 for reader in readers)
+    assert [found[f'last_drain_failed{{queue="{reader}"}}'] for reader in readers] == [0, 1, 0]
+
+    cache.is_broken = False
+    drain(store, "orders/cache", cache, sink_name="cache")
+    assert values(store)['last_drain_failed{queue="orders/cache"}'] == 0
+    store.unsubscribe("orders", "cache")
+    store.subscribe("orders", "cache")
+    age(store, schema.queue, "created_ms")
+    assert values(store)['last_drain_seconds{queue="orders/cache"}'] >= 7_200  # the report is that of its namesake
 
 
 def test_queues_dead_letters_and_locks_are_counted(store: Store) -> None:
@@ -88,7 +144,7 @@ def test_it_is_said_who_holds_the_horizon_back(store: Store) -> None:
             assert found['active_transactions{kind="short"}'] == 1
             assert found['active_transactions{kind="long"}'] == 1
             (holder,) = [name for name in found if name.startswith("horizon_holder_seconds")]
-            assert f'id="{first.id}",kind="short"' in holder
+            assert holder == 'horizon_holder_seconds{kind="short"}'
             rows = sorted(view(store, "horizon_holders", "low", "id", "kind", "started_ms", "session"))
             assert [row.id for row in rows] == [first.id, second.id]
             assert rows[1].low == first.id  # what its snapshot does not see

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading
@@ -22,6 +23,7 @@ from export_queue.core.store.schema import (
     store,
 )
 from export_queue.core.store.schema import dead_letter_audit as a
+from export_queue.core.store.schema import drain_report as report
 
 # A real table: a lightweight sa.table() would not be found in the store's schema.
 _holders = sa.Table(
@@ -106,11 +108,16 @@ def transactions_in_progress(work: Reading) -> list[TransactionInProgress]:
     return [found(row) for row in rows]
 
 
-def horizon_and_mark(work: Reading) -> tuple[int, int | None]:
-    """Read the horizon, and when clean-up last recorded a low-water mark, in milliseconds."""
+def horizon_and_mark(work: Reading) -> tuple[int, int]:
+    """Read in milliseconds up to when versions may be deleted, and when clean-up last recorded a low-water mark.
+
+    Where nothing has been cleaned up yet, both are the time at which the store was created.
+    """
     newest = sa.select(sa.func.max(low_watermark.c.at_ms)).scalar_subquery()
-    horizon, marked_ms = work.connection.execute(sa.select(store.c.horizon, newest)).one()
-    return horizon, marked_ms
+    horizon, marked_ms, created_ms = work.connection.execute(
+        sa.select(store.c.horizon, newest, store.c.created_ms)
+    ).one()
+    return (horizon // 1_000_000 if horizon else created_ms), created_ms if marked_ms is None else marked_ms
 
 
 def count_entries(work: Reading) -> list[tuple[str, int, int | None]]:
@@ -129,6 +136,27 @@ def count_entries(work: Reading) -> list[tuple[str, int, int | None]]:
         more, lowest = in_files.get(number, (0, seq))
         found.append((name, int(in_rows) + more, min((one for one in (seq, lowest) if one is not None), default=None)))
     return found
+
+
+def last_drains(work: Reading) -> dict[str, tuple[int, dict[str, Any] | None]]:
+    """Read for each reader when its last drain ended, in milliseconds, with the report.
+
+    For one that was never drained it is the time at which the reader was created, and None.
+    """
+    any_report = report.alias()
+    of_reader = any_report.c.queue == queue.c.id, any_report.c.id > queue.c.number
+    newest = sa.select(sa.func.max(any_report.c.id)).where(*of_reader).correlate(queue).scalar_subquery()
+    statement = (
+        sa.select(queue.c.id, queue.c.created_ms, report.c.finished_ms, report.c.report)
+        .select_from(queue.outerjoin(report, report.c.id == newest))
+        .where(queue.c.fans_out.is_(False), sa.not_(is_state))
+        .order_by(queue.c.id)
+    )
+    found = work.connection.execute(statement)
+    return {
+        name: (created_ms, None) if text is None else (finished_ms, orjson.loads(text))
+        for name, created_ms, finished_ms, text in found
+    }
 
 
 def missing_loads(work: Reading) -> dict[str, int]:
