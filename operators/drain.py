@@ -38,7 +38,6 @@ class ExportQueueDrainOperator(DrainTask):
             self._store = ExportQueueHook(self.export_queue_conn_id).describe()
             with open_store(self._store) as store, environment(sink.variables), self.interruptible():
                 report = drain_as_requested(store, sink.spec, request, on_progress=self.check_killed)
-                self.report = report.to_dict()
-                self.refuse_dead_letters(store, report)
+                self.conclude(store, report)
         self.log.info("%s", report.line())
         return self.report

@@ -118,14 +118,17 @@ class DrainTask(LineageTask, StoppableTask):
             outputs=sink_data(conn_id, queue_id, sink, self.exporter, self.report.get("written")),
         )
 
-    def refuse_dead_letters(self, store: Store, report: DrainReport) -> None:
-        """Fail if the queue has more dead letters than the task allows.
+    def conclude(self, store: Store, report: DrainReport) -> None:
+        """Keep the report, count the drain in Airflow's metrics, and fail if there are more dead letters than allowed.
 
         :param report: the report of the drain, which succeeded.
         :raises DeadLettersLeft: there are more.
         """
         from export_queue.core.drain import refuse_dead_letters
+        from export_queue.operators.metering import count_drain
 
+        self.report = report.to_dict()
+        count_drain(report)
         refuse_dead_letters(store, report, self.dead_letters, of_ranges=self.ranges is not None)
 
     def request(self, task: str, *, sink_name: str) -> DrainRequest:

@@ -10,6 +10,7 @@ from export_queue.hooks import ExportQueueHook, environment
 from export_queue.hooks.rendered import SINK, Reader, name_or, optional
 from export_queue.hooks.sinks import resolve_sink
 from export_queue.links import QueuePageLink
+from export_queue.operators.metering import tell_store
 from export_queue.operators.stopping import StoppableTask
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
@@ -83,6 +84,7 @@ class ExportQueueMaintainOperator(StoppableTask):
             self.read_arguments()
             with ExportQueueHook(self.export_queue_conn_id).get_store() as store, self.interruptible():
                 told = self._clean_up(store)
+                tell_store(store)
                 if self.sink_conn_id is not None or self.sink is not None:
                     told["swept"] = self._sweep(store)
         return told

@@ -11,6 +11,7 @@ from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import Reader, name_or, optional, untouched
 from export_queue.lineage import Lineage, LineageTask, file_data, mirrored, query_data, queue_data
 from export_queue.links import QueuePageLink
+from export_queue.operators.metering import count
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
 if TYPE_CHECKING:
@@ -122,6 +123,9 @@ class ExportQueueMirrorOperator(LineageTask):
             if found:
                 self.log.info("%s, for example: %s", kind, ", ".join(map(repr, found)))
         self.log.info("%s", report.line())
+        if not report.dry_run:
+            numbers = {"new": report.new, "changed": report.changed, "deleted": report.deleted}
+            count("mirror", numbers, queue=report.queue)
         self.report = report.to_json()
         return self.report
 

@@ -130,10 +130,6 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         self.log.info("%s", report.line())
         return self.report
 
-    def _accept(self, store: Store, report: DrainReport) -> None:
-        self.report = report.to_dict()
-        self.refuse_dead_letters(store, report)
-
     def _prepare(self, context: Context) -> tuple[DrainArguments, dict[str, str | None]]:
         """Describe the drain.
 
@@ -176,7 +172,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                         raise SparkJobFailed(f"the Spark driver ended without a report; its id is {submitted.drain_id}")
                     reports.append(report)
             report = submissions.report(reports)
-            self._accept(store, report)
+            self.conclude(store, report)
         return report
 
     def _stored(self, store: Store, drain_id: str) -> DrainReport | None:
@@ -213,7 +209,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
             submissions.find_left()
             if not submissions.promise.left:
                 report = submissions.report([])
-                self._accept(store, report)
+                self.conclude(store, report)
                 return report
             drain = SubmittedDrain.of(store.database, request, start_timeout=self.start_timeout)
             job = describe_drain(dataclasses.replace(arguments, submitter=None, detached=True))
@@ -294,7 +290,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                 raise SparkJobFailed(
                     f"the Spark driver shows no life and has stored no report; its id is {drain.drain_id}"
                 )
-            self._accept(store, report)
+            self.conclude(store, report)
         return report
 
     def _show(self, output: DriverOutput) -> None:

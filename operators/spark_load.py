@@ -15,6 +15,7 @@ from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.hooks.tasks import task_name
 from export_queue.lineage import Lineage, LineageTask, mirrored, queue_data
 from export_queue.links import QueuePageLink, SparkUiLink
+from export_queue.operators.metering import count
 from export_queue.operators.spark_submission import SparkSubmission
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
@@ -170,6 +171,8 @@ class ExportQueueSparkLoadOperator(TaskOnce, LineageTask, SparkSubmission):
         self._done = UnitOfWork(described, self._idempotency_key, state.generation)
         report = self.report = state.result
         self.log.info("%d entries added by transaction %s", report["entries"], report["transaction"])
+        if not self.only_say:
+            count("load", {"entries": report["entries"]}, queue=self.queue_id or "by_column")
         return report
 
     def _submit_load(self, context: Context, store: Store, described: Described[StoreSpec], report_key: str) -> None:

@@ -14,6 +14,7 @@ from export_queue.hooks.rendered import Reader, name_or, optional
 from export_queue.lineage import Lineage, LineageTask, queue_data, sink_data
 from export_queue.links import DeadLettersLink, QueuePageLink
 from export_queue.operators.drain_task import DrainTask
+from export_queue.operators.metering import tell_differences
 from export_queue.operators.stopping import StoppableTask
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class VerifyTask(LineageTask, StoppableTask):
         :raises AirflowFailException: there are differences.
         """
         self.report = report
+        tell_differences(self.queue_id, report["differences"])
         if report["differences"]:
             raise AirflowFailException("\n".join(lines))
         self.log.info("%s", lines[0])
