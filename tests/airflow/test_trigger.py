@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
+from airflow.sdk import Asset, AssetWatcher
 from tests.support.servers import PostgresServer
 from tests.support.triggers import Looks, Watch, pollers, run, store_held
 
@@ -49,6 +51,21 @@ def test_it_fires_each_time_the_queue_ceases_to_be_empty(airflow_store: Any, loo
         add(airflow_store, "anna")
         await looks.another(2)
         assert len(watched.events) == 2
+        await watched.stop()
+
+    run(watch())
+
+
+def test_the_common_trigger_of_message_queues_is_this_one(airflow_store: Any, looks: Looks) -> None:
+    common = MessageQueueTrigger(scheme="export-queue", queue_id="orders", poll_interval=3600)
+    Asset("orders-waiting", watchers=[AssetWatcher(name="orders", trigger=common)])
+    assert common.serialize() == ExportQueueTrigger(queue_id="orders", poll_interval=3600).serialize()
+
+    async def watch() -> None:
+        add(airflow_store, "anna")
+        watched = Watch(common)
+        await looks.another()
+        assert [event["queue"] for event in watched.events] == ["orders"]
         await watched.stop()
 
     run(watch())
