@@ -2,8 +2,8 @@
 
 This is the public interface: import from here, and from ``export_queue.hooks``, ``.operators``, ``.sensors`` and
 ``.testing``. Each name is loaded on first use, so that the import itself needs only the standard library. Names that
-need Airflow (``queue_asset``, ``export_transaction``, triggers, the retry policy) are not in ``__all__``, so that a
-star import does not need Airflow, which Spark's environment must not have.
+need Airflow (``queue_asset``, ``export_transaction``, triggers, the notifier, the retry policy) are not in ``__all__``,
+so that a star import does not need Airflow, which Spark's environment must not have.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ if TYPE_CHECKING:
     from export_queue.core.store import Limits, Outcome, StoreSpec
     from export_queue.core.transactions import Level, Participant, Transaction
     from export_queue.core.verify import Rebuild, ReplayReport, VerifyReport, verify
+    from export_queue.notifications import ExportQueueNotifier as ExportQueueNotifier
     from export_queue.retry_policy import ExportQueueRetryPolicy as ExportQueueRetryPolicy
     from export_queue.transaction_group import export_transaction as export_transaction
     from export_queue.triggers import ExportQueueNotificationTrigger as ExportQueueNotificationTrigger
@@ -311,6 +312,7 @@ _ROOMS = {
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 _NEED_AIRFLOW = {
     "ExportQueueNotificationTrigger": "triggers",
+    "ExportQueueNotifier": "notifications",
     "ExportQueueRetryPolicy": "retry_policy",
     "ExportQueueTrigger": "triggers",
     "export_transaction": "transaction_group",

@@ -76,6 +76,7 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "extra-links": [f"export_queue.links.{name}" for name in ("QueuePageLink", "DeadLettersLink", "SparkUiLink")],
+        "notifications": ["export_queue.notifications.ExportQueueNotifier"],
         "queues": ["export_queue.queues.ExportQueueMessageQueueProvider"],
         "triggers": [{"integration-name": INTEGRATION, "python-modules": ["export_queue.triggers"]}],
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
 
@@ -18,7 +18,7 @@ class ExportQueueMessageQueueProvider(BaseMessageQueueProvider):
     The trigger takes the arguments of :class:`~export_queue.triggers.ExportQueueTrigger`.
     """
 
-    scheme: ClassVar[str] = "export-queue"
+    scheme = "export-queue"
 
     def trigger_class(self) -> type[BaseEventTrigger]:
         """Return the trigger that waits for entries of a queue."""

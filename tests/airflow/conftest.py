@@ -120,7 +120,7 @@ def run_dag(airflow_database: Path) -> RunDag:
 
         for task in dag.tasks:
             if not task.is_mapped:
-                task.on_failure_callback = [remember]
+                task.on_failure_callback = [*task.on_failure_callback, remember]
         _register(dag)
         finished = dag.test(**arguments)
         return FinishedRun(dag.dag_id, finished.run_id, str(finished.state), errors)

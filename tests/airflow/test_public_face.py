@@ -7,9 +7,11 @@ import pytest
 import export_queue
 from export_queue import (
     ExportQueueNotificationTrigger,
+    ExportQueueNotifier,
     ExportQueueTrigger,
     assets,
     export_transaction,
+    notifications,
     queue_asset,
     transaction_group,
     triggers,
@@ -19,6 +21,7 @@ from export_queue import (
 def test_names_that_need_airflow_lead_to_something() -> None:
     assert queue_asset is assets.queue_asset
     assert export_transaction is transaction_group.export_transaction
+    assert ExportQueueNotifier is notifications.ExportQueueNotifier
     assert ExportQueueTrigger is triggers.ExportQueueTrigger
     assert ExportQueueNotificationTrigger is triggers.ExportQueueNotificationTrigger
 

@@ -50,6 +50,7 @@ NAMES = """
 
 NEED_AIRFLOW = {
     "ExportQueueNotificationTrigger",
+    "ExportQueueNotifier",
     "ExportQueueRetryPolicy",
     "ExportQueueTrigger",
     "export_transaction",
