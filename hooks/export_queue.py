@@ -52,7 +52,7 @@ def open_store(store: Described[StoreSpec], *, client: str | None = None, hurrie
     from export_queue.core.client import Store
 
     spec, password = _hurried(store.spec) if hurried else store.spec, store.variables.get(PASSWORD_VARIABLE)
-    return Store.open(
+    opened = Store.open(
         spec.url,
         password=password,
         schema=spec.schema,
@@ -60,6 +60,9 @@ def open_store(store: Described[StoreSpec], *, client: str | None = None, hurrie
         segments=spec.segments,
         client=client,
     )
+    if hurried:
+        opened.database.pool.answer_seconds = HURRIED_SECONDS
+    return opened
 
 
 class ExportQueueHook(BaseHook):

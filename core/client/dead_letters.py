@@ -15,6 +15,7 @@ from export_queue.core.queue import (
     count_dead_letters,
     dead_letter_audit,
     drop_dead_letters,
+    last_act,
     list_dead_letters,
     user_at_host,
 )
@@ -85,6 +86,7 @@ class DeadLetters:
         limit: int = PAGE,
         lock_timeout: float = 600.0,
         who: str | None = None,
+        seen: int | None = None,
     ) -> int:
         """Put dead letters back into the queue, oldest first. The next drain sends them again.
 
@@ -92,11 +94,15 @@ class DeadLetters:
 
         :param limit: maximum number of letters.
         :param lock_timeout: seconds to wait for drains that are working on the same units.
+        :param seen: id of the newest act (:meth:`last_act`) that was known when somebody decided on this retry.
         :returns: the number of letters that were put back.
         :raises LockNotAvailable: the drains did not end in time.
+        :raises InvalidArgument: letters were retried or dropped after the act ``seen``; nothing was changed.
         """
         queue, who = self._find_reader(queue_id), who or user_at_host()
-        moved = retry_dead_letters(self._database, queue, which, who=who, limit=limit, lock_timeout=lock_timeout)
+        moved = retry_dead_letters(
+            self._database, queue, which, who=who, limit=limit, lock_timeout=lock_timeout, seen=seen
+        )
         log.info("%s put %d dead letters of %s back into the queue: %s", who, moved, queue_id, which.shown() or "any")
         return moved
 
@@ -107,19 +113,28 @@ class DeadLetters:
         *,
         limit: int = PAGE,
         who: str | None = None,
+        seen: int | None = None,
     ) -> int:
         """Delete dead letters permanently, oldest first. Their entries reach no sink.
 
         The name and the number are recorded in the store (:meth:`audit`) and in the log.
 
         :param limit: maximum number of letters.
+        :param seen: id of the newest act (:meth:`last_act`) that was known when somebody decided on this drop.
         :returns: the number of letters that were deleted.
+        :raises InvalidArgument: letters were retried or dropped after the act ``seen``; nothing was changed.
         """
         queue, who = self._find_reader(queue_id), who or user_at_host()
         with self._database.begin() as work:
-            dropped = drop_dead_letters(work, queue, which, who=who, limit=limit)
+            dropped = drop_dead_letters(work, queue, which, who=who, limit=limit, seen=seen)
         log.warning("%s dropped %d dead letters of %s: %s", who, dropped, queue_id, which.shown() or "any")
         return dropped
+
+    def last_act(self, queue_id: str) -> int:
+        """Return the id of the newest retry or drop of a queue's dead letters; 0 if there is none."""
+        queue = self._find_reader(queue_id)
+        with self._database.read() as work:
+            return last_act(work, queue)
 
     def give_up_file(self, queue_id: str, file: str, *, who: str | None = None) -> int:
         """Discard the pending entries of a lost file of bulk entries permanently, so that drains skip it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -43,9 +44,21 @@ def examine_sink(spec: SinkSpec) -> Iterator[Check]:
 
 def _examine(part: SinkSpec, subject: str) -> Iterator[Check]:
     file = _sqlite_file(part)
-    if file is not None and not file.exists():
-        yield Check.ok(subject, f"SQLite file {file} does not exist; the first drain creates it")
-        return
+    if file is not None:
+        needed = [one for one in (file, file.parent) if one.exists()]
+        refused = [str(one) for one in needed if not os.access(one, os.R_OK | os.W_OK)]
+        if not file.parent.is_dir():
+            yield Check.error(
+                subject, f"SQLite file {file}: {file.parent} is no folder", fix="create the folder, or correct the URL"
+            )
+            return
+        if refused:
+            fix = "let the user of this process read and write them (chown, chmod): SQLite keeps a log next to the file"
+            yield Check.error(subject, f"not readable and writable: {', '.join(refused)}", fix=fix)
+            return
+        if not file.exists():
+            yield Check.ok(subject, f"SQLite file {file} does not exist; the first drain creates it")
+            return
     with opened_sink(part) as sink:
         if isinstance(sink, ProbedSink):
             yield Check.ok(subject, str(call_sink(sink, "probe")))

@@ -62,12 +62,17 @@ def examine_store(database: Database) -> Iterator[Check]:
         ("files", _examine_files),
     ]
     for subject, step in steps:
-        yield from checked(subject, partial(_reading, database, step), also)
+        yield from checked(subject, partial(_reading, database, subject, step), also)
 
 
-def _reading(database: Database, step: Callable[[Reading], Iterable[Check]]) -> Iterator[Check]:
-    with database.read(seconds=WAIT_SECONDS) as work:
-        yield from step(work)
+def _reading(database: Database, subject: str, step: Callable[[Reading], Iterable[Check]]) -> Iterator[Check]:
+    try:
+        with database.read(seconds=WAIT_SECONDS) as work:
+            yield from step(work)
+    except StoreNotCreated:
+        # the store's identity was read before: `init`, which the error names, would hide that its data is lost
+        found = f"the store in {database.shown_url} is damaged: it lacks tables"
+        yield Check.error(subject, found, fix="restore the database from a backup (docs/operations.md)")
 
 
 def _judge_opening(database: Database, error: Exception) -> Check:
@@ -100,6 +105,7 @@ def _examine_server(database: Database) -> Iterator[Check]:
     with database.connect(seconds=WAIT_SECONDS) as connection:
         facts, rights = server.facts(connection), server.rights(connection)
     yield judge_server(facts)
+    yield from judge_writes(facts)
     yield from judge_connections(facts)
     yield from judge_rights(rights)
 
@@ -118,6 +124,18 @@ def judge_server(facts: ServerFacts) -> Check:
             "server", f"{found}; tested from 15 on", fix="upgrade the server to PostgreSQL 15 or newer"
         )
     return Check.ok("server", found)
+
+
+def judge_writes(facts: ServerFacts) -> Iterator[Check]:
+    """Report a session whose transactions may not write."""
+    if facts.is_read_only:
+        yield Check.error(
+            "writes",
+            f"transactions of role {facts.role} in database {facts.database} are read-only by default",
+            fix="see where default_transaction_read_only comes from (select source from pg_settings where name = "
+            "'default_transaction_read_only') and remove it there: ALTER ROLE or ALTER DATABASE … RESET "
+            "default_transaction_read_only, ALTER SYSTEM, or the URL's options",
+        )
 
 
 def judge_connections(facts: ServerFacts) -> Iterator[Check]:

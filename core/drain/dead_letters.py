@@ -17,6 +17,7 @@ from export_queue.core.queue import (
     find_queue,
     in_all_layouts,
     list_dead_letters,
+    refuse_newer_act,
     requeue,
 )
 from export_queue.core.store import Database
@@ -30,6 +31,7 @@ def retry_dead_letters(
     who: str,
     limit: int,
     lock_timeout: float,
+    seen: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
@@ -43,11 +45,13 @@ def retry_dead_letters(
     :param limit: maximum number of letters.
     :param lock_timeout: seconds to wait for drains of their units, counted from when no other unit is free; then
         compactions there are revoked.
+    :param seen: see :func:`~export_queue.core.queue.refuse_newer_act`.
     :returns: number of letters that were queued.
     :raises LockNotAvailable: drains held the units all the time; letters that were queued before stay queued.
     """
     with database.read() as work:
         letters = list_dead_letters(work, queue, which, limit=limit)
+        refuse_newer_act(work, queue, seen)
         queue = in_all_layouts(work, find_queue(work, queue.id))  # read again: the letters may belong to a newer layout
     layouts = {layout.number: layout for layout in queue.layouts()}
     waiting: dict[Range, list[Position]] = {}

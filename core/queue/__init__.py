@@ -24,7 +24,9 @@ from export_queue.core.queue.dead_letters import (
     dead_letter,
     dead_letter_audit,
     drop_dead_letters,
+    last_act,
     list_dead_letters,
+    refuse_newer_act,
     requeue,
 )
 from export_queue.core.queue.layouts import (
@@ -131,6 +133,7 @@ __all__ = [
     "hidden_seqs",
     "in_all_layouts",
     "join_ranges",
+    "last_act",
     "list_dead_letters",
     "list_queues",
     "look",
@@ -145,6 +148,7 @@ __all__ = [
     "queue_of",
     "read_again",
     "read_entries",
+    "refuse_newer_act",
     "remedy",
     "remove_entries",
     "remove_span",

@@ -51,12 +51,14 @@ class DeadLetterFilter:
     :param seq: the entry's sequence.
     :param error_class: class of the error with which the entry was rejected.
     :param drain_id: id of the drain that set the entry aside.
+    :param until_ms: the entry was not set aside after this time, in milliseconds of the store's clock.
     """
 
     key: Any = None
     seq: int | None = None
     error_class: str | None = None
     drain_id: str | None = None
+    until_ms: int | None = None
 
     def columns(self, queue: Queue) -> dict[str, Any]:
         """Return the given criteria by name, with the key as a queue stores it.
@@ -102,6 +104,7 @@ class AuditRecord:
 
 
 ALL_DEAD_LETTERS = DeadLetterFilter()
+_ACTS = ("retry", "drop")
 
 
 def dead_letter(work: Work, queue: Queue, letters: Sequence[DeadLetter]) -> int:
@@ -195,11 +198,37 @@ def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str
     return moved
 
 
-def drop_dead_letters(work: Work, queue: Queue, which: DeadLetterFilter, *, who: str, limit: int) -> int:
-    """Delete dead letters permanently, oldest entries first, and record it in the same SQL transaction."""
+def last_act(work: Reading, queue: Queue) -> int:
+    """Return the id of the newest retry or drop of a reader's dead letters; 0 if there is none."""
+    return queries.acts.last(work, queue.id, _ACTS)
+
+
+def refuse_newer_act(work: Reading, queue: Queue, seen: int | None) -> None:
+    """Refuse a request if letters were retried or dropped after it was made; call it after the letters are listed.
+
+    Of two requests that overlap, the second either finds the act of the first here, or has listed the same letters.
+
+    :param seen: id of the newest act that the request knows; None allows all.
+    :raises InvalidArgument: there is a newer one.
+    """
+    if seen is not None and last_act(work, queue) > seen:
+        raise InvalidArgument(
+            f"dead letters of {queue.id} were retried or dropped after this request was made; it changes nothing",
+            hint="see which letters are left, then make the request again",
+        )
+
+
+def drop_dead_letters(
+    work: Work, queue: Queue, which: DeadLetterFilter, *, who: str, limit: int, seen: int | None = None
+) -> int:
+    """Delete dead letters permanently, oldest entries first, and record it in the same SQL transaction.
+
+    :param seen: see :func:`refuse_newer_act`.
+    """
     if not who:
         raise InvalidArgument("who: expected a name for the audit, found nothing")
     letters = list_dead_letters(work, queue, which, limit=limit)
+    refuse_newer_act(work, queue, seen)
     named = [letter.id for letter in letters]
     seqs = queries.dead_letters.spreads(work, queue.number, named)
     dropped = queries.dead_letters.delete_dead(work, queue.number, named)

@@ -13,6 +13,8 @@ class ServerFacts(NamedTuple):
     """Such as 150004."""
     is_durable: bool
     """Whether an acknowledged commit survives a crash of the machine: ``fsync`` and ``full_page_writes`` are on."""
+    is_read_only: bool
+    """Whether transactions of this session may not write, by a setting of the role, database, server or URL."""
     max_connections: int
     """Connections that the server gives to roles without privileges."""
     connections: int

@@ -102,6 +102,8 @@ class Pool:
         """The one used last is at the end and lent first, since its caches are warm."""
         self._lent: dict[object, int] = {}
         """By loan the thread that uses a connection, or is about to."""
+        self.answer_seconds: float | None = None
+        """Limit of the wait for each answer, unless a caller gives one; by default an hour."""
         self.refusal: StoreError | None = None
         """Why this process may not use the store."""
 
@@ -164,6 +166,7 @@ class Pool:
             self._lent.pop(loan, None)
             raise
         try:
+            seconds = self.answer_seconds if seconds is None else seconds
             if seconds is not None and self._server is not None:
                 self._server.limit(connection.connection.driver_connection, seconds)
             with self.translator:

@@ -43,6 +43,10 @@ class Order:
     user: str
     most: int
     """Maximum number of letters."""
+    seen: int
+    """The newest act that the user has seen; after a newer one the order has no effect, so that it counts once."""
+    until_ms: int
+    """When the letters were shown, by the store's clock. Letters that are set aside later are not meant."""
     which: dict[str, Any]
     """The selection, as in the query of a page."""
 

@@ -3,6 +3,8 @@
 # Annotations must stay objects: FastAPI could not find the names of functions that are local.
 import logging
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
@@ -21,11 +23,17 @@ from export_queue.page.stores import StoreProblem, opened
 
 log = logging.getLogger(__name__)
 
+Known = Callable[[str, Request], str]
+"""Returns the connection of a request, or refuses the request."""
+
 MOST_CHANGED = 1000
 """Maximum number of dead letters that one form retries or drops."""
 LOCK_SECONDS = 5.0
 """How long a retry waits for drains of the same units."""
+STORES_AT_ONCE = 8
+"""Maximum number of stores that the overview reads at once."""
 
+_LOG_SAYS_WHY = "The log of the API server says why."
 _REMEDIES = {
     401: "Sign in to Airflow, then load this page again.",
     403: "The overview needs the permission to see plugins; readers and dead letters also that to read the "
@@ -43,20 +51,21 @@ def create_app(conn_ids: Collection[str]) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     _answer_errors(app)
 
-    def known(connection_id: str) -> str:
+    def known(connection_id: str, request: Request) -> str:
         if connection_id not in conn_ids:
             raise HTTPException(404)
+        if any("\0" in value for value in request.query_params.values()):
+            raise StoreProblem("the address contains a NUL character, which no stored text has", "", status=400)
         return connection_id
 
-    _add_overview(app, conn_ids, known)
+    _add_overview(app, conn_ids)
     _add_reader(app, known)
     _add_changes(app, known)
+    _add_store(app, known)
     return app
 
 
-def _add_overview(app: FastAPI, conn_ids: Collection[str], known: Callable[[str], str]) -> None:
-    connection = Annotated[str, Depends(known)]
-
+def _add_overview(app: FastAPI, conn_ids: Collection[str]) -> None:
     @app.get("/style.css", dependencies=[may_see])
     def style_sheet() -> Response:
         return asset("style.css", "text/css")
@@ -67,26 +76,21 @@ def _add_overview(app: FastAPI, conn_ids: Collection[str], known: Callable[[str]
 
     @app.get("/", dependencies=[may_see])
     def stores(request: Request) -> Response:
-        return page(request, "overview", stores={conn_id: _overview_of(conn_id) for conn_id in conn_ids})
-
-    @app.get("/connections/{connection_id}", dependencies=[may_see])
-    def one_store(request: Request, conn_id: connection) -> Response:
-        found = _overview_of(conn_id, after=request.query_params.get("after"))
-        return page(request, "overview", stores={conn_id: found})
+        return page(request, "overview", stores=_overviews_of(conn_ids))
 
 
-def _add_reader(app: FastAPI, known: Callable[[str], str]) -> None:
+def _add_reader(app: FastAPI, known: Known) -> None:
     """Add the routes that show a reader and its dead letters."""
     connection = Annotated[str, Depends(known)]
     rights = [may_see, may_read_entries]
 
-    @app.get("/connections/{connection_id}/reader", dependencies=rights)
+    @app.get("/connections/{connection_id:path}/reader", dependencies=rights)
     def reader(request: Request, conn_id: connection, reader: str) -> Response:
         with opened(conn_id) as store:
             found = figures.details(store, reader)
         return page(request, "reader", conn_id=conn_id, details=found)
 
-    @app.get("/connections/{connection_id}/letters", dependencies=rights)
+    @app.get("/connections/{connection_id:path}/letters", dependencies=rights)
     def letters(request: Request, conn_id: connection, reader: str) -> Response:
         which = _selection(request.query_params)
         with opened(conn_id) as store:
@@ -94,7 +98,7 @@ def _add_reader(app: FastAPI, known: Callable[[str], str]) -> None:
             found = figures.letters(store, reader, _filter(which), after=after)
         return page(request, "letters", conn_id=conn_id, found=found, which=which)
 
-    @app.get("/connections/{connection_id}/letter", dependencies=rights)
+    @app.get("/connections/{connection_id:path}/letter", dependencies=rights)
     def letter(request: Request, conn_id: connection, reader: str) -> Response:
         with opened(conn_id) as store:
             found = figures.letter(store, reader, _filter(_selection(request.query_params)))
@@ -103,21 +107,29 @@ def _add_reader(app: FastAPI, known: Callable[[str], str]) -> None:
         return page(request, "letter", conn_id=conn_id, reader=reader, letter=found)
 
 
-def _add_changes(app: FastAPI, known: Callable[[str], str]) -> None:
+def _add_changes(app: FastAPI, known: Known) -> None:
     """Add the routes that change a store, and the one that asks for a confirmation before."""
     connection = Annotated[str, Depends(known)]
     rights = [may_see, may_read_entries, may_change]
 
-    @app.get("/connections/{connection_id}/confirm", dependencies=rights)
+    @app.get("/connections/{connection_id:path}/confirm", dependencies=rights)
     def confirm(request: Request, conn_id: connection, reader: str, act: Act, user: GetUserDep) -> Response:
         which = _selection(request.query_params)
         with opened(conn_id) as store:
-            count = figures.count_letters(store, reader, _filter(which), most=MOST_CHANGED)
-        most = MOST_CHANGED if count is None else count
-        order = Order(act=act, connection=conn_id, reader=reader, user=user.get_id(), most=most, which=which)
-        return page(request, "confirm", order=order, count=count)
+            found = figures.decision(store, reader, _filter(which), most=MOST_CHANGED)
+        order = Order(
+            act=act,
+            connection=conn_id,
+            reader=reader,
+            user=user.get_id(),
+            most=MOST_CHANGED if found.letters is None else found.letters,
+            seen=found.seen,
+            until_ms=found.until_ms,
+            which=which,
+        )
+        return page(request, "confirm", order=order, count=found.letters)
 
-    @app.post("/connections/{connection_id}/{act}", dependencies=rights)
+    @app.post("/connections/{connection_id:path}/{act}", dependencies=rights)
     def change(
         request: Request, conn_id: connection, act: Act, user: GetUserDep, token: Annotated[str, Depends(_token)]
     ) -> Response:
@@ -127,18 +139,34 @@ def _add_changes(app: FastAPI, known: Callable[[str], str]) -> None:
         return page(request, "changed", order=order, count=count)
 
 
+def _add_store(app: FastAPI, known: Known) -> None:
+    """Add the route of one store, after all others: the id of a connection may contain slashes."""
+    connection = Annotated[str, Depends(known)]
+
+    @app.get("/connections/{connection_id:path}", dependencies=[may_see])
+    def one_store(request: Request, conn_id: connection) -> Response:
+        found = _overview_of(conn_id, after=request.query_params.get("after"))
+        return page(request, "overview", stores={conn_id: found})
+
+
 async def _token(request: Request) -> str:
     form = parse_qs((await request.body()).decode("utf-8", "replace"))
     return form.get("token", [""])[0]
 
 
 def _changed(store: Store, order: Order, *, who: str) -> int:
-    letters, which = store.dead_letters, _filter(order.which)
+    letters, which = store.dead_letters, replace(_filter(order.which), until_ms=order.until_ms)
     if not order.most:
         return 0
     if order.act == "drop":
-        return letters.drop(order.reader, which, limit=order.most, who=who)
-    return letters.retry(order.reader, which, limit=order.most, lock_timeout=LOCK_SECONDS, who=who)
+        return letters.drop(order.reader, which, limit=order.most, who=who, seen=order.seen)
+    return letters.retry(order.reader, which, limit=order.most, lock_timeout=LOCK_SECONDS, who=who, seen=order.seen)
+
+
+def _overviews_of(conn_ids: Collection[str]) -> dict[str, figures.Overview | StoreProblem]:
+    """Read all stores at once, so that those which do not answer cost the time of one."""
+    with ThreadPoolExecutor(max_workers=STORES_AT_ONCE, thread_name_prefix="export-queue-page") as threads:
+        return dict(zip(conn_ids, threads.map(_overview_of, conn_ids), strict=True))
 
 
 def _overview_of(conn_id: str, *, after: str | None = None) -> figures.Overview | StoreProblem:
@@ -147,6 +175,9 @@ def _overview_of(conn_id: str, *, after: str | None = None) -> figures.Overview 
             return figures.overview(store, after=after)
     except StoreProblem as problem:
         return problem
+    except Exception as error:  # the page of the other stores must not end with this one
+        log.exception("The overview of connection %s failed", conn_id)
+        return StoreProblem(f"The overview failed: {type(error).__name__}", _LOG_SAYS_WHY, status=500)
 
 
 def _selection(query: Mapping[str, str]) -> dict[str, str]:
@@ -176,9 +207,10 @@ def _position(after: str | None) -> tuple[int, bytes] | None:
 
 
 def _number(digits: str) -> int:
-    if not digits.isdecimal() or int(digits[:20]) >= 1 << 63:
+    found = int(digits) if digits.isdecimal() and len(digits) < 20 else 1 << 63
+    if found >= 1 << 63:
         raise StoreProblem(f"expected a sequence, found {digits[:50]!r}", "", status=400)
-    return int(digits)
+    return found
 
 
 def _bytes(digits: str) -> bytes:
@@ -207,9 +239,7 @@ def _answer_errors(app: FastAPI) -> None:
 
     def failed(request: Request, error: Any) -> Response:
         log.error("The page %s failed", request.scope.get("path"), exc_info=error)
-        return page(
-            request, "error", status=500, message="The page failed.", hint="The log of the API server says why."
-        )
+        return page(request, "error", status=500, message="The page failed.", hint=_LOG_SAYS_WHY)
 
     app.add_exception_handler(StoreProblem, problem)
     app.add_exception_handler(FormRefused, refused)

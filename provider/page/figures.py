@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from export_queue.core.client import Store
 from export_queue.core.drain import FinishedDrain, finished_drains
@@ -20,6 +20,7 @@ from export_queue.core.queue import (
     find_queue,
     find_reader,
     join_ranges,
+    last_act,
     list_dead_letters,
     list_queues,
     marks,
@@ -240,9 +241,27 @@ def letter(store: Store, reader_id: str, which: DeadLetterFilter) -> DeadLetter 
     return next(iter(store.dead_letters.list(reader_id, which, limit=1, values=True)), None)
 
 
-def count_letters(store: Store, reader_id: str, which: DeadLetterFilter, *, most: int) -> int | None:
-    """Count dead letters up to a number; None if the count would have to read all letters."""
-    if which.error_class is not None or which.drain_id is not None:
-        return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a user sees who decides on a retry or drop."""
+
+    letters: int | None
+    """Number of letters, up to a maximum; None if the count would have to read all letters."""
+    seen: int
+    """Id of the newest act on the reader's letters."""
+    until_ms: int
+    """The store's time."""
+
+
+def decision(store: Store, reader_id: str, which: DeadLetterFilter, *, most: int) -> Decision:
+    """Read what a user decides on.
+
+    :param most: maximum number of letters that are counted.
+    """
+    searches = which.error_class is not None or which.drain_id is not None
     with store.database.read() as work:
-        return count_dead_letters(work, find_reader(work, reader_id), which, most=most)
+        queue = find_reader(work, reader_id)
+        seen, until_ms = last_act(work, queue), work.now()
+        which = replace(which, until_ms=until_ms)
+        letters = None if searches else count_dead_letters(work, queue, which, most=most)
+    return Decision(letters=letters, seen=seen, until_ms=until_ms)

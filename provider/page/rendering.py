@@ -55,7 +55,10 @@ def _duration(seconds: float) -> str:
 
 
 def _utc(milliseconds: int) -> str:
-    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    try:
+        return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):  # a lease may be longer than the calendar
+        return "after the year 9999" if milliseconds > 0 else "before the year 1"
 
 
 def _entries(pending: Pending) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import html
+import json
 import re
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -93,6 +96,15 @@ def contents(store: Store) -> tuple[int, int, int]:
     return store.dead_letters.count("orders"), pending, len(store.dead_letters.audit("orders"))
 
 
+@contextmanager
+def _open_without_file(conn_id: str) -> Iterator[Store]:
+    """Open a store whose file need not exist."""
+    from export_queue.hooks import ExportQueueHook, open_store
+
+    with open_store(ExportQueueHook(conn_id).describe()) as store:
+        yield store
+
+
 # -- the plugin --------------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +172,7 @@ def test_every_route_is_in_the_table_of_permissions(client: TestClient) -> None:
     from export_queue.page import create_app
 
     described = {
-        (method, route.path.replace("{connection_id}", CONNECTION))  # type: ignore[attr-defined]
+        (method, route.path.replace("{connection_id:path}", CONNECTION))  # type: ignore[attr-defined]
         for route in create_app([CONNECTION]).routes
         for method in route.methods  # type: ignore[attr-defined]
     }
@@ -198,6 +210,29 @@ def test_connections_that_are_not_named_do_not_exist(
         method = "POST" if path.endswith(("/retry", "/drop")) else "GET"
         assert op.request(method, path.replace(CONNECTION, "warehouse")).status_code in (403, 404), path
     assert op.get("/connections/warehouse").status_code == 404
+
+
+def test_the_id_of_a_connection_may_contain_whatever_airflow_allows(
+    signed_in: Callable[[str], TestClient], letters: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from export_queue.page import create_app
+
+    odd = "team/a#(b)!:c\\.d"
+    monkeypatch.setenv(
+        f"AIRFLOW_CONN_{odd.upper()}", json.dumps({"conn_type": "export_queue", "host": letters.url_safe})
+    )
+    token = signed_in("op").cookies["_token"]
+    with TestClient(create_app([odd]), cookies={"_token": token}) as browser:
+        seen, left = set(), ["/"]
+        while left:  # every link, as a browser follows it
+            path = left.pop()
+            page = browser.get(path)
+            assert page.status_code == 200, path
+            seen.add(path)
+            found = {html.unescape(link) for link in re.findall(r'href="([^"]*)"', page.text)}
+            left += [link for link in found if link not in seen and link not in left]
+        assert len(seen) > 10
+        assert browser.post(f"/connections/{quote(odd, safe='')}/drop", data={"token": ""}).status_code == 403
 
 
 def test_every_answer_forbids_scripts_sniffing_other_frames_and_caches(
@@ -264,7 +299,7 @@ def test_a_post_without_the_token_of_its_own_confirmation_changes_nothing(
         assert op.post(drop, data=data).status_code == 403
     assert op.post(drop, params={"token": mine}).status_code == 403  # in the address, as a link could have it
     for method in ("GET", "PUT", "DELETE"):
-        assert op.request(method, drop, params={"token": mine}).status_code == 405
+        assert op.request(method, drop, params={"token": mine}).status_code in (404, 405)
     monkeypatch.setattr(access, "FORM_SECONDS", -1)
     assert op.post(drop, data={"token": mine}).status_code == 403
     assert contents(letters) == before
@@ -284,6 +319,35 @@ def test_a_retry_that_meets_a_drain_says_so(op: TestClient, letters: Store, monk
     assert contents(letters)[:2] == (3, 0)
     assert "busy" in op.get("/").text
     assert "its lease ends in" in op.get(READER, params={"reader": "orders"}).text
+
+
+@pytest.mark.parametrize("act", ["drop", "retry"])
+def test_a_form_that_is_sent_twice_changes_only_what_it_showed(
+    op: TestClient, letters: Store, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    from export_queue.page import app
+
+    monkeypatch.setattr(app, "MOST_CHANGED", 2)  # so that the form shows two of three
+    token = token_in(op.get(CONFIRM, params={"reader": "orders", "act": act}))
+    first, second = (op.post(f"/connections/{CONNECTION}/{act}", data={"token": token}) for _ in range(2))
+    assert (first.status_code, second.status_code) == (200, 400)
+    assert "it changes nothing" in second.text
+    assert [letter.key for letter in letters.dead_letters.list("orders")] == ["carl"]
+
+
+@pytest.mark.parametrize("act", ["drop", "retry"])
+def test_letters_that_were_set_aside_after_the_form_was_shown_stay(op: TestClient, letters: Store, act: str) -> None:
+    chosen = ({}, {"error_class": "ValueError"})
+    tokens = [token_in(op.get(CONFIRM, params={"reader": "orders", "act": act, **which})) for which in chosen]
+    d = schema.dead_letter
+    for token in tokens:
+        with letters.database.begin() as work:
+            later = {"dead_since_ms": work.now() + 60_000}
+            work.connection.execute(
+                d.update().where(d.c.key == letters.queue("orders").encode_key("anna")).values(later)
+            )
+        op.post(f"/connections/{CONNECTION}/{act}", data={"token": token})
+        assert [letter.key for letter in letters.dead_letters.list("orders")] == ["anna"]
 
 
 # -- what the pages show -----------------------------------------------------------------------------------------------
@@ -324,6 +388,19 @@ def test_many_locks_are_counted_and_not_explained(
     page = op.get(READER, params={"reader": "orders"}).text
     assert f"{len(queue.units())} by nightly: <code>export-queue locks</code> explains each" in " ".join(page.split())
     assert "its lease ends in" not in page
+
+
+def test_times_beyond_the_calendar_are_shown(op: TestClient, letters: Store) -> None:
+    from export_queue import Owner
+    from export_queue.core.locks import claim
+
+    queue = letters.queue("orders")
+    claim(letters.database, queue, queue.units()[:1], owner=Owner("forever"), lease_seconds=1e15)
+    with letters.database.begin() as work:
+        work.connection.execute(schema.dead_letter.update().values(dead_since_ms=(1 << 63) - 1))
+    for path in ("/", f"{READER}?reader=orders", f"{LETTERS}?reader=orders"):
+        assert op.get(path).status_code == 200, path
+    assert "after the year 9999" in op.get(f"{LETTERS}?reader=orders").text
 
 
 def test_pages_continue_where_the_one_before_ended(
@@ -441,11 +518,84 @@ def test_an_error_that_nobody_expected_shows_nothing_of_itself(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError(PASSWORD)
 
-    monkeypatch.setattr(figures, "overview", fail)
-    answer = op.get("/")
+    monkeypatch.setattr(figures, "details", fail)
+    answer = op.get(READER, params={"reader": "orders"})
     assert (answer.status_code, PASSWORD in answer.text) == (500, False)
     assert "The page" in caplog.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError(PASSWORD), KeyError(PASSWORD)])
+def test_a_store_that_fails_unexpectedly_leaves_the_others_on_the_page(
+    error: Exception,
+    signed_in: Callable[[str], TestClient],
+    airflow_store: Store,
+    connect: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from export_queue.page import app, create_app, figures
+
+    overview = figures.overview
+
+    def fail_for_one(store: Store, **rest: Any) -> Any:
+        if store.url_safe.endswith("other.db"):
+            raise error
+        return overview(store, **rest)
+
+    connect("other", conn_type="export_queue", host="sqlite:////tmp/other.db")
+    monkeypatch.setattr(figures, "overview", fail_for_one)
+    monkeypatch.setattr(app, "opened", _open_without_file)
+    token = signed_in("viewer").cookies["_token"]
+    with TestClient(create_app(["other", CONNECTION]), cookies={"_token": token}) as browser:
+        answer = browser.get("/")
+    assert (answer.status_code, ">orders<" in answer.text, 'class="problem"' in answer.text) == (200, True, True)
+    assert PASSWORD not in answer.text
+    assert "other" in caplog.text
+
+
+def test_stores_that_do_not_answer_cost_the_time_of_one(
+    signed_in: Callable[[str], TestClient], airflow_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from export_queue.page import app, create_app
+    from export_queue.page.stores import StoreProblem
+
+    all_wait = threading.Barrier(3)
+
+    def wait_for_all(conn_id: str) -> StoreProblem:
+        all_wait.wait(timeout=10)
+        return StoreProblem(f"no answer from {conn_id}", "", status=503)
+
+    monkeypatch.setattr(app, "_overview_of", wait_for_all)
+    token = signed_in("viewer").cookies["_token"]
+    with TestClient(create_app(["one", "two", "three"]), cookies={"_token": token}) as browser:
+        found = re.findall(r"no answer from (\w+)", browser.get("/").text)
+    assert found == ["one", "two", "three"]
+
+
+def test_postgresql_is_asked_for_no_nul_and_a_locked_table_does_not_keep_the_api_server_waiting(
+    op: TestClient, connect: Callable[..., None], postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg
+
+    from export_queue.hooks import export_queue as hook
+
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.configure_queue("orders")
+    connect(CONNECTION, conn_type="export_queue", host=postgres_url)
+    monkeypatch.setattr(hook, "HURRIED_SECONDS", 1)
+    assert ">orders<" in op.get("/").text
+    nul = "x%00y"  # PostgreSQL has no text with it
+    asked = [f"{path}?reader={nul}" for path in (READER, LETTERS)] + [f"/connections/{CONNECTION}?after={nul}"]
+    asked += [f"{LETTERS}?reader=orders&{name}={nul}" for name in ("key", "error_class", "drain_id")]
+    asked += [f"{CONFIRM}?reader=orders&act=drop&{name}={nul}" for name in ("key", "error_class", "drain_id")]
+    assert {path: op.get(path).status_code for path in asked} == dict.fromkeys(asked, 400)
+    with psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
+        other.execute("lock table export_queue.xq_queue in access exclusive mode")
+        answers = [op.get("/"), op.get(READER, params={"reader": "orders"})]
+    assert [answer.status_code for answer in answers] == [200, 503]
+    assert all("has not answered for 1 s" in answer.text for answer in answers)
 
 
 def test_a_missing_connection_and_a_missing_store_say_what_to_do(
@@ -468,6 +618,8 @@ def test_a_question_that_has_no_answer_says_why(op: TestClient, letters: Store) 
         f"{LETTERS}?reader=orders&after=1:x": (400, "hexadecimal"),
         f"{LETTER}?reader=orders&seq=1&key_hex=00": (404, ""),
         f"{LETTER}?reader=orders&seq={1 << 70}&key_hex=00": (400, "sequence"),
+        f"{LETTER}?reader=orders&seq={'0' * 30}{1 << 70}&key_hex=00": (400, "sequence"),
+        f"{LETTERS}?reader=orders&after={'0' * 5000}1:00": (400, "sequence"),
         f"{CONFIRM}?reader=orders&act=steal": (400, ""),
         f"{CONFIRM}?reader=orders&act=drop&key=nobody": (200, "There is no such letter"),
         READER: (400, ""),

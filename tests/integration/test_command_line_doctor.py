@@ -138,11 +138,34 @@ def test_a_store_on_postgresql_is_only_read(postgres_url: str, monkeypatch: pyte
         store.configure_queue("orders")
         _ = store.id
     read_only = sa.make_url(postgres_url).update_query_dict({"options": "-c default_transaction_read_only=on"})
-    found = examined(read_only.render_as_string(hide_password=False))
-    assert found["clock"]["level"] == "ok"
+    found = examined(read_only.render_as_string(hide_password=False), status=1)
+    assert levels({name: one for name, one in found.items() if name != "server"}) == {"writes": "error"}
     monkeypatch.setattr(examination.time, "time", lambda: 0.0)
     found = examined(postgres_url)
     assert levels({name: one for name, one in found.items() if name != "server"}) == {"clock": "warning"}
+
+
+@pytest.mark.postgres
+def test_the_fix_of_transactions_that_may_not_write_repairs_them(role: str, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as admin:
+        name = sa.make_url(role).username
+        admin.execute(f"grant all on all tables in schema export_queue to {name}".encode())
+        admin.execute(f"alter role {name} set default_transaction_read_only = on".encode())
+        assert examined(role, status=1)["writes"]["level"] == "error"
+        admin.execute(f"alter role {name} reset default_transaction_read_only".encode())
+        assert "writes" not in examined(role, status=1)  # other rights are missing
+        admin.execute(f"alter role {name} connection limit 0".encode())
+        assert "CONNECTION LIMIT" in examined(role, status=1)["server"]["fix"]
+
+
+def test_a_store_that_lacks_tables_is_to_be_restored_and_not_created_again(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        store.create()
+        with store.database.begin() as work:
+            work.connection.execute(sa.text("alter table xq_queue rename to lost"))
+    found = examined(sqlite_url, status=1)
+    assert levels(found) == {"queues": "error", "files": "error"}
+    assert "restore" in found["queues"]["fix"]
 
 
 @pytest.mark.postgres

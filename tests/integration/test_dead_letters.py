@@ -296,6 +296,33 @@ def test_only_so_many_are_dropped_as_was_said_oldest_first(orders: Store) -> Non
     assert keys(orders) == ["k2", "k3", "k4"]
 
 
+@pytest.mark.parametrize("act", ["drop", "retry"])
+def test_a_decision_that_others_have_overtaken_changes_nothing(orders: Store, act: str) -> None:
+    add(orders, {"a": "1", "b": "2", "c": "3"})
+    dead_letter_all(orders, MemorySink())
+    change: Callable[..., int] = getattr(orders.dead_letters, act)
+    seen = orders.dead_letters.last_act("orders")
+    assert change("orders", limit=1, seen=seen) == 1
+    with pytest.raises(InvalidArgument, match="it changes nothing"):
+        change("orders", limit=1, seen=seen)
+    assert orders.dead_letters.count("orders") == 2
+    assert change("orders", limit=1, seen=orders.dead_letters.last_act("orders")) == 1
+
+
+def test_letters_are_selected_by_when_they_were_set_aside(orders: Store) -> None:
+    add(orders, {"a": "1", "b": "2"})
+    dead_letter_all(orders, MemorySink())
+    (first, second) = orders.dead_letters.list("orders")
+    d = schema.dead_letter
+    with orders.database.begin() as work:
+        late = d.update().where(d.c.seq == second.position.seq, d.c.key == second.position.key)
+        work.connection.execute(late.values(dead_since_ms=second.dead_since_ms + 5000))
+    before = DeadLetterFilter(until_ms=second.dead_since_ms)
+    assert [letter.id for letter in orders.dead_letters.list("orders", before)] == [first.id]
+    assert (orders.dead_letters.count("orders", before), orders.dead_letters.drop("orders", before)) == (1, 1)
+    assert [letter.id for letter in orders.dead_letters.list("orders")] == [second.id]
+
+
 def test_letters_of_another_queue_are_left_alone(orders: Store) -> None:
     orders.configure_queue("others", buckets=20, buckets_per_range=5)
     for queue in ("orders", "others"):

@@ -29,6 +29,7 @@ FACTS = ServerFacts(
     version="15.4",
     version_number=150004,
     is_durable=True,
+    is_read_only=False,
     max_connections=97,
     connections=12,
     database="exports",
@@ -232,6 +233,21 @@ def test_an_error_becomes_a_check_with_its_hint_as_the_fix() -> None:
     with pytest.raises(OSError, match="driver"):
         list(checked("x", broken))
     assert [one.level for one in checked("x", broken, OSError)] == ["error"]
+
+
+def test_the_file_of_a_sqlite_sink_needs_a_folder_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(path: Path) -> list[Check]:
+        return [*examine_sink(SinkSpec(kind="sql", name="copies", options={"url": f"sqlite:///{path}", "table": "t"}))]
+
+    (missing,) = found(tmp_path / "none" / "copies.db")
+    assert (missing.level, str(tmp_path / "none") in missing.found) == ("error", True)
+    (tmp_path / "none").mkdir()  # what the fix says
+    assert [one.level for one in found(tmp_path / "none" / "copies.db")] == ["ok"]
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    (refused,) = found(tmp_path / "copies.db")
+    assert (refused.level, str(tmp_path) in refused.found, "chmod" in str(refused.fix)) == ("error", True, True)
 
 
 def test_a_sink_that_cannot_be_asked_is_only_opened() -> None:

@@ -32,6 +32,8 @@ NO_WRITES = "25006"
 OTHER_SESSION = ("26000", "42P05")
 """A prepared statement is missing, or exists already: the driver is connected to another session."""
 _TIME_LIMITS = ("57014", "57P05", "55P03", "25P03", "25P04")
+_TOO_MANY = ("too many connections", "too many clients", "remaining connection slots")
+"""Texts of a refused connection, whose error has no code."""
 STANDBY_HINT = (
     "a store is the primary: let the URL lead there, with several hosts by target_session_attrs=primary; "
     "or else the role, the database or the server has default_transaction_read_only = on"
@@ -101,6 +103,11 @@ def unavailable(error: BaseException, *, where: str = "the store's database") ->
         hint = (
             "if nobody cancelled it, a time limit of the role, the database or the server did (statement_timeout, "
             "lock_timeout, idle_session_timeout …): ALTER ROLE … SET … = 0 for the role that uses the store"
+        )
+    elif state is None and any(one in str(error) for one in _TOO_MANY):
+        hint = (
+            "close connections, or raise the limit that the message names (max_connections of the server, ALTER ROLE "
+            "or ALTER DATABASE … CONNECTION LIMIT), or use a pooler in transaction mode with behind_pooler=True"
         )
     elif state in OTHER_SESSION:
         hint = (

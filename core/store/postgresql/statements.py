@@ -77,6 +77,7 @@ known, or known of another table, which a restore has made; otherwise the ids th
 FACTS = b"""
     select pg_catalog.current_setting('server_version'), pg_catalog.current_setting('server_version_num')::int,
       pg_catalog.current_setting('fsync')::bool and pg_catalog.current_setting('full_page_writes')::bool,
+      pg_catalog.current_setting('transaction_read_only')::bool,
       pg_catalog.current_setting('max_connections')::int
         - pg_catalog.current_setting('superuser_reserved_connections')::int
         - coalesce(pg_catalog.current_setting('reserved_connections', true), '0')::int,

@@ -143,7 +143,10 @@ def delete_dead(work: Work, queue: int, letters: Sequence[tuple[int, bytes]]) ->
 
 
 def _meant(queue: int, selection: Selection) -> list[sa.ColumnElement[bool]]:
-    return [d.c.queue_number == queue, *(d.c[name] == value for name, value in selection.items())]
+    meant = [d.c[name] == value for name, value in selection.items() if name != "until_ms"]
+    if "until_ms" in selection:
+        meant.append(d.c.dead_since_ms <= selection["until_ms"])
+    return [d.c.queue_number == queue, *meant]
 
 
 def _blocks(letters: Sequence[tuple[int, bytes]]) -> list[Sequence[tuple[int, bytes]]]:
