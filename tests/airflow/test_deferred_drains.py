@@ -133,7 +133,7 @@ def test_a_deferred_task_resumes_with_the_report_of_a_driver_that_outlived_it(
     assert output.stat().st_mode & 0o77 == 0
 
     async def watch() -> dict[str, Any]:
-        watched = Watch(stored(deferral))
+        watched = Watch(stored(deferral, spark_ui="http://manager:8088/"))
         await looks.another(2)
         assert watched.events == [], "the driver has not ended"
         assert waiting(airflow_store) == 2
@@ -143,7 +143,7 @@ def test_a_deferred_task_resumes_with_the_report_of_a_driver_that_outlived_it(
         return watched.events[0]
 
     event = asyncio.run(asyncio.wait_for(watch(), 60))
-    assert event["state"] == "reported"
+    assert (event["state"], event["spark_ui"]) == ("reported", "http://manager:8088/")
     capfd.readouterr()
     report = operator().execute_complete(context(), event)
     log = capfd.readouterr().out
@@ -379,7 +379,7 @@ def test_a_trigger_is_stored_as_ids_and_numbers(drain: SubmittedDrain) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"drain": {}}, {"drain": None}, {"poll_interval": 0}, {"export_queue_conn_id": 5}]
+    "arguments", [{"drain": {}}, {"drain": None}, {"poll_interval": 0}, {"export_queue_conn_id": 5}, {"spark_ui": 5}]
 )
 def test_a_bad_argument_is_an_error_that_the_triggerer_outlives(arguments: Any) -> None:
     fields = {"task": "t", "attempt": "1", "drain_id": "d", "since_ms": 1, "start_timeout": 1}
