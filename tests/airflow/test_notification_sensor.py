@@ -228,7 +228,8 @@ def test_a_deferrable_sensor_without_a_pause_is_refused_when_the_dag_is_written(
 
 
 def watch_updates(**arguments: Any) -> Watch:
-    wanted = {"table": "meta", "column": "updates", "poll_interval": 0.02, **arguments}
+    # Without an interval between events: how fast the looks follow each other depends on the machine.
+    wanted = {"table": "meta", "column": "updates", "poll_interval": 0.02, "min_interval": 0, **arguments}
     return Watch(ExportQueueNotificationTrigger(**wanted))
 
 

@@ -39,19 +39,26 @@ class Watch:
 
 
 class Looks:
-    """Lets a poller look when it is told to, and counts the looks."""
+    """Counts the looks, those that have ended and those that the triggers have been told of."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        inner = polling.Poller._answer
+        self.ended = self.count = 0
+        inner, turn = polling.Poller._answer, polling.Poller._look_when_due
 
         def counted(poller: polling.Poller, questions: Any) -> Any:
             try:
                 return inner(poller, questions)
             finally:
-                self.count += 1
+                self.ended += 1
+
+        async def told(poller: polling.Poller) -> None:
+            try:
+                await turn(poller)
+            finally:
+                self.count = self.ended
 
         monkeypatch.setattr(polling.Poller, "_answer", counted)
+        monkeypatch.setattr(polling.Poller, "_look_when_due", told)
 
     async def another(self, times: int = 1) -> None:
         """Wait until the store was looked at, and the triggers know what was found."""
@@ -73,6 +80,6 @@ def store_held(looks: Looks) -> Any:
     """Make sure that no look falls into a block: it runs without giving the event loop a turn, or a look goes on."""
     (poller,) = pollers()
     poller._thread.submit(lambda: None).result()  # a look that is under way ends first
-    before = looks.count
+    before = looks.ended
     yield
-    assert looks.count == before
+    assert looks.ended == before
