@@ -43,7 +43,7 @@ LINK_SECONDS = 60.0
 """Duration of a link: the time until a sink that lost data is noticed, and between two stored reports."""
 ROUND_SECONDS = 1.0
 """Time for which a round starts new chunks; then others may claim what it held."""
-PACE_SECONDS = 0.07
+PACE_SECONDS = 0.055
 """Least time between the starts of two rounds: a round costs the same for one entry and for hundreds."""
 LONGEST_PAUSE = 0.5
 """Longest pause between two polls of an empty queue, and until a stop is noticed."""
