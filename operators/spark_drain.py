@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Collection, Mapping
 from functools import partial
-from time import sleep
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import conf
@@ -234,6 +234,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
 
         :raises SparkJobFailed: it did not begin.
         """
+        end = monotonic() + self.start_timeout  # the store's clock, by which a state is silent, may be set back
         while True:
             self.check_killed()
             status = program.poll()  # before the state: a driver that has ended has stored its report
@@ -243,7 +244,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                 return state
             if status is not None:
                 raise SparkJobFailed(f"spark-submit ended with status {status} before the driver began")
-            if state == "silent":
+            if state == "silent" or monotonic() > end:
                 raise SparkJobFailed(f"the Spark driver has not begun within {self.start_timeout:g} seconds")
             sleep(_LOOK_SECONDS)
 

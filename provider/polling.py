@@ -121,7 +121,7 @@ class DriverQuestion:
 
     def answer(self, work: Reading, snapshot: Snapshot) -> DriverSeen:
         """Look once."""
-        return DriverSeen(self.drain.state(work))
+        return DriverSeen(*self.drain.observe(work))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,8 @@ class DriverSeen:
     """How a submitted drain stands."""
 
     state: DriverState
+    sign: int | None = None
+    """The driver's last sign of life."""
     has_news: bool = False
 
     @property

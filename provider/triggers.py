@@ -19,6 +19,7 @@ from export_queue.hooks.tasks import recorded_state
 from export_queue.polling import (
     ColumnQuestion,
     DriverQuestion,
+    DriverSeen,
     Question,
     QueueQuestion,
     Seen,
@@ -27,6 +28,7 @@ from export_queue.polling import (
 )
 
 if TYPE_CHECKING:
+    from export_queue.core.drain import SubmittedDrain
     from export_queue.core.store import StoreSpec
 
 
@@ -35,6 +37,34 @@ _SILENT_SECONDS = 20.0
 
 After an outage of the store, or if the store's clock is set forward, each driver is silent until its next sign.
 """
+
+
+@dataclasses.dataclass(slots=True)
+class _Silence:
+    """Measures how long a driver shows no life, by this process's clock: the store's may be set back or forward.
+
+    :param longest_step: most seconds that count between two polls. In an outage of the store no driver can show life.
+    """
+
+    drain: SubmittedDrain
+    longest_step: float
+    _last: DriverSeen | None = None
+    _looked_at: float = 0.0
+    _silent: float = 0.0
+    """Seconds for which the driver was silent by the store's clock."""
+    _unchanged: float = 0.0
+    """Seconds since a poll that found a new sign of life."""
+
+    def is_over(self, seen: DriverSeen, now: float) -> bool:
+        """Take the answer of a poll, and return whether the driver counts as dead."""
+        step, last = min(now - self._looked_at, self.longest_step), self._last
+        self._last, self._looked_at = seen, now
+        if last is None:
+            return False
+        self._silent = self._silent + step if last.state == seen.state == "silent" else 0.0
+        self._unchanged = self._unchanged + step if last.sign == seen.sign else 0.0
+        longest = self.drain.seconds_between(seen.sign) + _SILENT_SECONDS
+        return self._silent >= _SILENT_SECONDS or self._unchanged >= longest
 
 
 class InvalidTriggerArgument(InvalidArgument, TypeError):
@@ -311,18 +341,13 @@ class ExportQueueDriverTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll repeatedly, together with the other triggers that watch the store."""
         question = DriverQuestion(self.drain)
-        silent_since: float | None = None
+        silence = _Silence(self.drain, longest_step=2 * self.poll_interval)
         async with polled_store(self.export_queue_conn_id) as poller:
             while True:
-                state = (await poller.look(question, self.poll_interval)).state
-                if state == "reported":
+                seen = await poller.look(question, self.poll_interval)
+                if seen.state == "reported" or silence.is_over(seen, time.monotonic()):
                     break
-                if state != "silent":
-                    silent_since = None
-                elif silent_since is None:
-                    silent_since = time.monotonic()
-                elif time.monotonic() - silent_since >= _SILENT_SECONDS:
-                    break
+        state = "reported" if seen.state == "reported" else "silent"
         # Airflow would cancel a trigger that continues after its event, and take that for the act of a person.
         # All that the task needs is in the event, since DAG.test() drops what else is deferred.
         drain = dataclasses.asdict(self.drain)

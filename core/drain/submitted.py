@@ -68,14 +68,25 @@ class SubmittedDrain:
         :returns: ``reported`` if its report is stored, whether it succeeded or not; ``silent`` if the driver is dead or
             did not begin in time; ``starting`` or ``running`` if it is neither.
         """
+        return self.observe(work)[0]
+
+    def observe(self, work: Reading) -> tuple[DriverState, int | None]:
+        """Find out how the drain stands.
+
+        :returns: the state, and the driver's last sign of life, which grows with each sign, whatever the clock does;
+            None if the attempt is not on record any more.
+        """
         sign = last_sign(work, Owner(self.task, self.attempt))
         # after the sign: the end of a drain stores the report and removes the attempt in one transaction
         if queries.reports.find_reports(work, drain_id=self.drain_id, limit=1):
-            return "reported"
-        if sign is None:
-            return "silent"
-        has_begun = sign > self.since_ms
-        seconds = SILENT_SECONDS if has_begun else self.start_timeout
-        if work.now() - sign > seconds * 1000:
-            return "silent"
-        return "running" if has_begun else "starting"
+            return "reported", sign
+        if sign is None or work.now() - sign > self.seconds_between(sign) * 1000:
+            return "silent", sign
+        return ("running" if sign > self.since_ms else "starting"), sign
+
+    def seconds_between(self, sign: int | None) -> float:
+        """Return how long a driver that lives may take from a sign of life to its next one.
+
+        :param sign: the time of its last sign; until it begins, when the attempt began.
+        """
+        return SILENT_SECONDS if sign is not None and sign > self.since_ms else self.start_timeout

@@ -405,12 +405,63 @@ def test_a_driver_is_announced_as_silent_if_it_was_for_two_of_its_signs_without_
     monkeypatch.setattr(polling.Poller, "look", look)
 
     async def watch() -> None:
-        events = [event.payload["state"] async for event in trigger(drain).run()]
+        events = [event.payload["state"] async for event in trigger(drain, poll_interval=5).run()]
         assert events == ["silent"], "after its event it ends: Airflow would take a later end for the act of a person"
         assert list(left) == [(50, "reported")]
         assert pollers() == []
 
     run_loop(watch())
+
+
+def announced_at(drain: SubmittedDrain, looks: Iterator[tuple[float, str, int | None]]) -> tuple[float, str] | None:
+    """Let a trigger see times of polls, states and signs; return when it announced which state, None if it did not."""
+    now = 0.0
+
+    async def look(*given: Any) -> polling.DriverSeen:
+        nonlocal now
+        now, state, sign = next(looks, (now, "reported", None))
+        return polling.DriverSeen(state, sign)  # type: ignore[arg-type]
+
+    async def watch() -> str:
+        (state,) = [event.payload["state"] async for event in trigger(drain, poll_interval=5).run()]
+        return str(state)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("export_queue.triggers.time", SimpleNamespace(monotonic=lambda: now))
+        patch.setattr(polling.Poller, "look", look)
+        state = asyncio.run(watch())
+    return None if state == "reported" else (now, state)
+
+
+def test_a_clock_of_the_store_that_is_set_back_does_not_delay_the_notice_of_a_dead_driver(
+    drain: SubmittedDrain,
+) -> None:
+    polls = range(5, 1000, 5)
+    begun, ended = drain.since_ms + 1, 100
+    signs = ((at, "running", begun + min(at, ended) // 10) for at in polls)  # it dies at 100 s
+    assert announced_at(drain, signs) == (ended + 80, "silent")
+    alive = ((at, "running", begun + at // 10) for at in polls)
+    assert announced_at(drain, alive) is None
+    late = ((at, "starting", drain.since_ms) for at in polls)
+    assert announced_at(drain, late) == (5 + drain.start_timeout + 20, "silent")
+
+
+def test_an_outage_of_the_store_is_no_silence_of_its_drivers(drain: SubmittedDrain) -> None:
+    begun = drain.since_ms + 1
+    polls = [(5, "running", begun), (10, "silent", begun), (500, "silent", begun), (900, "silent", begun)]
+    assert announced_at(drain, iter([*polls[:3], (505, "running", begun + 1), (510, "running", begun + 2)])) is None
+    assert announced_at(drain, iter(polls)) == (900, "silent"), "two long steps count twice their interval each"
+
+
+def test_a_driver_that_does_not_begin_is_stopped_although_the_stores_clock_is_set_back(
+    airflow_store: Any, spark: FakeSpark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(airflow_store, "anna")
+    times = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(spark_drain, "monotonic", lambda: next(times))
+    monkeypatch.setattr(SubmittedDrain, "state", lambda drain, work: "starting")
+    with pytest.raises(SparkJobFailed, match="has not begun within 600 seconds"):
+        operator().execute(context())
 
 
 def test_a_hundred_deferred_drains_share_one_thread_and_one_connection(airflow_store: Any, looks: Looks) -> None:
