@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,13 @@ from export_queue.core.printable import printable
 from export_queue.hooks import ExportQueueHook, open_store
 
 _IN_URL = re.compile(r"(://[^/\s:@]*:)[^@\s]*@")
+PAGES_AT_ONCE = 8
+"""Maximum number of pages that use a store at once.
+
+They run in the threads of Airflow's own requests. A store that does not answer must not take them all.
+"""
+_WAIT_SECONDS = 1.0
+_free: dict[str, threading.BoundedSemaphore] = {}
 _STATUSES = {
     UnknownQueue: 404,
     LockNotAvailable: 409,
@@ -46,8 +54,20 @@ class StoreProblem(Exception):
 def opened(conn_id: str) -> Iterator[Store]:
     """Open the store of a connection during a block. A server that does not answer costs a few seconds.
 
-    :raises StoreProblem: the connection describes no store, or the store raised an error.
+    :raises StoreProblem: the connection describes no store, the store raised an error, or too many pages wait for it.
     """
+    free = _free.setdefault(conn_id, threading.BoundedSemaphore(PAGES_AT_ONCE))
+    if not free.acquire(timeout=_WAIT_SECONDS):
+        raise StoreProblem("too many pages wait for this store", "Load the page again.", status=503)
+    try:
+        with _opened(conn_id) as store:
+            yield store
+    finally:
+        free.release()
+
+
+@contextmanager
+def _opened(conn_id: str) -> Iterator[Store]:
     secrets: list[str] = []
     try:
         described = ExportQueueHook(conn_id).describe()

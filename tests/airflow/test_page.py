@@ -598,6 +598,24 @@ def test_postgresql_is_asked_for_no_nul_and_a_locked_table_does_not_keep_the_api
     assert all("has not answered for 1 s" in answer.text for answer in answers)
 
 
+def test_pages_that_wait_for_a_store_leave_threads_to_airflow_and_to_other_stores(
+    op: TestClient, letters: Store, connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from export_queue.page import stores
+
+    connect("other", conn_type="export_queue", host=letters.url_safe)
+    monkeypatch.setattr(stores, "PAGES_AT_ONCE", 1)
+    monkeypatch.setattr(stores, "_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(stores, "_free", {})
+    with stores.opened(CONNECTION):
+        answer = op.get(READER, params={"reader": "orders"})
+        assert (answer.status_code, "too many pages" in answer.text) == (503, True)
+        with stores.opened("other") as store:
+            assert [queue.id for queue in store.queues()] == ["orders"]
+    for _ in range(2):  # also after an error
+        assert op.get(READER, params={"reader": "nobody"}).status_code == 404
+
+
 def test_a_missing_connection_and_a_missing_store_say_what_to_do(
     op: TestClient, connect: Callable[..., None], tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -256,3 +257,44 @@ def test_a_deferred_drain_outlives_its_task_and_ends_with_the_act_of_a_person(
     assert airflow.wait_for("deferred_drain", run) == {"drain": "success"}
     assert airflow.result("deferred_drain", run, "drain")["acknowledged"] == 1
     wait_until(lambda: not is_alive(pid), "the driver has not ended", pause=0.1)
+
+
+def test_a_browser_shows_the_page_in_the_ui(airflow: AirflowProcesses, store: Store, tmp_path: Path) -> None:
+    """With ``EXPORT_QUEUE_SCREENSHOTS``, a folder, the pictures of docs/ui.md are written there."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Chromium is missing: apt-get install chromium")
+    _fill_for_pictures(store)
+    pictures = Path(os.environ.get("EXPORT_QUEUE_SCREENSHOTS") or tmp_path)
+
+    def opened(path: str, *flags: str) -> str:
+        always = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--hide-scrollbars")
+        command = [chromium, *always, *flags, f"--user-data-dir={tmp_path / 'profile'}", f"{airflow.url}{path}"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+        # what the policy of the page refuses, its style sheet or the frame, is an error in the console
+        assert "Content Security Policy" not in done.stderr, done.stderr
+        return done.stdout
+
+    letters = "/export-queue/connections/export_queue_default/letters?reader=parcels"
+    for path, name, size in (("/export-queue/", "ui-overview", "1100,360"), (letters, "ui-letters", "1100,400")):
+        picture = pictures / f"{name}.png"
+        opened(path, f"--screenshot={picture}", f"--window-size={size}")
+        assert 2_000 < picture.stat().st_size < 150_000
+    assert ">parcels<" in opened("/export-queue/", "--dump-dom")
+    in_the_ui = opened("/plugin/export-queue", "--dump-dom", "--virtual-time-budget=20000")
+    assert re.search(r'<iframe[^>]* src="/export-queue/"', in_the_ui), in_the_ui
+
+
+def _fill_for_pictures(store: Store) -> None:
+    store.configure_queue("parcels")
+
+    def export(entry: Any) -> Any:
+        if entry.value["weight"] < 0:
+            raise ValueError(f"weight: expected a number above 0, found {entry.value['weight']}")
+        return []
+
+    sink = MemorySink()
+    for weights in ((3, -1, 5, 8), (2, 7, -4)):
+        store.run(lambda tx, given=weights: [tx.queue("parcels").add(f"parcel-{n}", {"weight": n}) for n in given])
+        drain(store, "parcels", sink, sink_name="search", exporter=export)
+    store.run(lambda tx: tx.queue("parcels").add("parcel-9", {"weight": 9}))
