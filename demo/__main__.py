@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import webbrowser
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from tests.support.servers import RedisServer
 
 from demo import settings
 from demo.progress import Display
+from demo.report import write_report
 from demo.tasks import stop_background
 
 RUN_SECONDS = 3600
@@ -45,9 +47,13 @@ def main() -> int:
             if not run_dag(folder):
                 return 1
             right = show_verdicts(folder)
+            page = write_report(folder).as_uri()
+            print(f"==> the stores, the damage and the kills on one page: {page}", flush=True)
             if wants_ui:
                 from demo.ui import serve
 
+                if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+                    webbrowser.open(page)
                 serve(folder)
         except KeyboardInterrupt:
             print("\n==> stopped")

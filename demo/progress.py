@@ -19,7 +19,8 @@ LINE_SECONDS = 5.0
 
 def report(step: str, *, done: int, total: int, note: str = "") -> None:
     """Note how far a step is."""
-    line = orjson.dumps({"step": step, "done": done, "total": total, "note": note}) + b"\n"
+    noted = {"at": time.time(), "step": step, "done": done, "total": total, "note": note}
+    line = orjson.dumps(noted) + b"\n"
     with (settings.folder() / "progress").open("ab", buffering=0) as file:
         file.write(line)
 
@@ -58,7 +59,7 @@ class Display:
         for line in whole.splitlines():
             self._show(**orjson.loads(line))
 
-    def _show(self, *, step: str, done: int, total: int, note: str) -> None:
+    def _show(self, *, at: float, step: str, done: int, total: int, note: str) -> None:
         if self._bars is not None:
             if step not in self._tasks:
                 self._tasks[step] = self._bars.add_task(step, total=total, note=note)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from demo import settings
 from demo.naive import NAIVE_DATABASE, redis_client
 from demo.year import recount
+
+SAMPLES = 5
+"""Wrong records of a store that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,8 @@ class Verdict:
     missing: int
     extra: int
     different: int
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """Some records that are not as they should be: what they should be, and what they are."""
 
     @property
     def wrong(self) -> int:
@@ -36,6 +41,7 @@ class Verdict:
 
 def compare(store: str, exported_by: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> Verdict:
     """Count what is missing, extra and different."""
+    wrong = [key for key in sorted(expected.keys() | found.keys()) if expected.get(key) != found.get(key)]
     return Verdict(
         store,
         exported_by,
@@ -43,6 +49,10 @@ def compare(store: str, exported_by: str, expected: Mapping[str, Any], found: Ma
         missing=len(expected.keys() - found.keys()),
         extra=len(found.keys() - expected.keys()),
         different=sum(expected[key] != found[key] for key in expected.keys() & found.keys()),
+        samples=[
+            {"record": key, "expected": expected.get(key, "nothing"), "found": found.get(key, "nothing")}
+            for key in wrong[:SAMPLES]
+        ],
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from demo.proof import compare
+from demo.report import write_report
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 420
@@ -95,6 +97,10 @@ def test_the_demo_proves_every_store_and_shows_no_password(tmp_path: Path) -> No
     naive = next(verdict for verdict in verdicts if verdict["exported_by"] == "broken observer")
     assert naive["missing"] + naive["extra"] + naive["different"] > 0
     assert (tmp_path / ".demo" / "drain-has-died").exists()
+    page = (tmp_path / ".demo" / "report.html").read_text()
+    assert f"==> the stores, the damage and the kills on one page: file://{tmp_path}/.demo/report.html" in text
+    assert page.count(">equal<") == 4
+    assert "the drain was killed" in page
 
     assert password is not None
     secret = password.encode()
@@ -108,3 +114,26 @@ def test_the_demo_proves_every_store_and_shows_no_password(tmp_path: Path) -> No
 def test_a_store_that_differs_is_found() -> None:
     verdict = compare("store", "somebody", {"a": 1, "b": 2, "c": 3}, {"b": 2, "c": 4, "d": 5})
     assert (verdict.records, verdict.missing, verdict.extra, verdict.different, verdict.wrong) == (3, 1, 1, 1, 3)
+    assert verdict.samples == [
+        {"record": "a", "expected": 1, "found": "nothing"},
+        {"record": "c", "expected": 3, "found": 4},
+        {"record": "d", "expected": "nothing", "found": 5},
+    ]
+
+
+def test_the_page_of_a_run_shows_stores_damage_and_kills(tmp_path: Path) -> None:
+    right = compare("index", "export queue", {"a": 1}, {"a": 1})
+    wrong = compare("index", "broken observer", {}, {"<b>": "<i>"})
+    (tmp_path / "verdicts.json").write_text(json.dumps([right.to_dict(), wrong.to_dict()]))
+    noted = [("writers", "0 writers killed"), ("drain", ""), ("writers", "2 writers killed"), ("drain", "failed")]
+    lines = [
+        {"at": 100.0 + i, "step": step, "done": 0, "total": 1, "note": note} for i, (step, note) in enumerate(noted)
+    ]
+    (tmp_path / "progress").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report(tmp_path).read_text()
+    assert (page.count(">equal<"), page.count(">1 wrong<")) == (1, 1)
+    assert "<td>&lt;b&gt;</td><td>nothing</td><td>&lt;i&gt;</td>" in page
+    assert "2.0 s: writer number 2 of this step was killed" in page
+    assert "3.0 s: the drain was killed" in page
+    assert page.count('class="kill"') == 2
+    assert not re.search("https?:|<script", page)
