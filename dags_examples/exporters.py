@@ -13,3 +13,12 @@ def as_row(entry: Entry) -> Iterator[Put | Delete]:
         yield Delete("pages", entry.key)
     else:
         yield Put("pages", entry.key, {"page": entry.key, "visits": entry.value["visits"]})
+
+
+def by_city(entry: Entry) -> Iterator[Put | Delete]:
+    """Turn the move of a customer into records of an index: ``Oslo/anna``."""
+    former, city = entry.value["former"], entry.value["city"]
+    if former is not None:
+        yield Delete("by_city", f"{former}/{entry.key}")
+    if city is not None:
+        yield Put("by_city", f"{city}/{entry.key}", {"customer": entry.key})

@@ -97,6 +97,50 @@ def test_retry_dead_letters(
     assert rows.fetchall() == [("home", 3), ("search", 1)]
 
 
+def test_business_tables(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
+    from export_queue import Store
+    from export_queue.dags_examples import business_tables
+
+    connect("shop_default", conn_type="sqlite", host=str(store_path))
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+    with Store.open(f"sqlite:///{store_path}") as store:
+        store.create()
+    shop = sqlite3.connect(store_path, isolation_level=None)
+    shop.execute("create table orders (number integer primary key, customer text, cents integer)")
+    for taken in (2, 0):  # the second run is as a retry
+        run = run_dag(example("business_tables", "business_tables"))
+        assert run.state == "success", run.errors
+        assert (run.result("take_orders"), run.result("drain")["acknowledged"]) == (taken, taken)
+    assert shop.execute("select number from orders order by number").fetchall() == [(1,), (2,)]
+    with pytest.MonkeyPatch.context() as patch:  # one order cannot be written, so nothing of either is exported
+        more = [{"number": 3, "customer": "carla", "cents": 5}, {"number": 4, "customer": ["not a text"], "cents": 5}]
+        patch.setattr(business_tables, "new_orders", lambda: more)
+        assert run_dag(example("business_tables", "business_tables")).state == "failed"
+    assert shop.execute("select count(*) from orders").fetchone() == (2,)
+    with Store.open(f"sqlite:///{store_path}") as store:
+        assert store.backlog("orders") == []
+    rows = sqlite3.connect(tmp_path / "reports.db").execute("SELECT id FROM orders_live ORDER BY id").fetchall()
+    assert rows == [("1",), ("2",)]
+
+
+def test_index_by_city(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
+    from export_queue.dags_examples import index_by_city
+
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+
+    def index_after(addresses: dict[str, str | None]) -> list[str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(index_by_city, "new_addresses", lambda: addresses)
+            run = run_dag(example("index_by_city", "index_by_city"))
+        assert run.state == "success", run.errors
+        rows = sqlite3.connect(tmp_path / "reports.db").execute("SELECT id FROM by_city_live ORDER BY id").fetchall()
+        return [name for (name,) in rows]
+
+    assert index_after(index_by_city.new_addresses()) == ["Bergen/ben", "Oslo/anna", "Oslo/carla"]
+    assert index_after({"anna": "Bergen", "ben": None}) == ["Bergen/anna", "Oslo/carla"]
+    assert index_after({"anna": "Oslo"}) == ["Oslo/anna", "Oslo/carla"]
+
+
 def test_maintenance(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
     from export_queue.core.client import Store
 
@@ -368,10 +412,12 @@ def test_all_examples_run_together_on_one_store(
         "airports",  # runs in test_airports, with all of its stores
         "bulk_load",  # has a queue of its own
         "add_a_reader",  # so has this one
+        "business_tables",
         "compact_and_drain",  # so has this one
         "compact_on_spark",
         "exporters",
         "frames",
+        "index_by_city",
         "set_up_orders",
         "recount_and_publish",
         "mapped_drain",

@@ -15,6 +15,8 @@ import export_queue
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 DAGS = (
     "add_a_reader",
+    "business_tables",
+    "index_by_city",
     "recount",
     "publish",
     "set_up_orders",
