@@ -149,6 +149,8 @@ class ExportQueueSparkLoadOperator(TaskOnce, LineageTask, SparkSubmission):
             if found:
                 self.log.info("%s, for example: %s", kind, ", ".join(map(repr, found)))
         counts = {name: report[name] for name in ("new", "changed", "deleted", "unchanged")}
+        if not self.only_say:
+            count("mirror", {name: report[name] for name in ("new", "changed", "deleted")}, queue=report["queue"])
         self.log.info("%s: %s", report["queue"], ", ".join(f"{count} {name}" for name, count in counts.items()))
         return report
 
@@ -171,8 +173,7 @@ class ExportQueueSparkLoadOperator(TaskOnce, LineageTask, SparkSubmission):
         self._done = UnitOfWork(described, self._idempotency_key, state.generation)
         report = self.report = state.result
         self.log.info("%d entries added by transaction %s", report["entries"], report["transaction"])
-        if not self.only_say:
-            count("load", {"entries": report["entries"]}, queue=self.queue_id or "by_column")
+        count("load", {"entries": report["entries"]}, queue=self.queue_id or "by_column")
         return report
 
     def _submit_load(self, context: Context, store: Store, described: Described[StoreSpec], report_key: str) -> None:

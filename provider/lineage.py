@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _PLACEHOLDER = re.compile(r"%\(\w+\)s|%s")
 """Placeholders of database drivers, which OpenLineage's parser of SQL takes for errors."""
 
+_TOLD_NAMES = ("queue", "sink", "drain_id")
+"""Names in a report that the events of a task's assets have, besides its numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moved:
@@ -69,12 +72,25 @@ class LineageTask(RenderedTask):
         raise NotImplementedError
 
     def post_execute(self, context: Any, result: Any = None) -> None:
-        """Tell Airflow's collector of hook lineage what was moved, if anybody reads it."""
+        """Tell consumers of the assets, and readers of hook lineage if there are any, what was moved."""
         super().post_execute(context, result)
+        self._tell_consumers(context)
         try:
             _collect(self)
         except Exception as error:  # lineage is no reason to fail
             self.log.warning("The lineage of the task is not known: %s", error)
+
+    def _tell_consumers(self, context: Any) -> None:
+        """Put the report's numbers into the events of the assets that are outlets of the task."""
+        from airflow.sdk import Asset
+
+        told = {
+            name: value for name, value in self.report.items() if name in _TOLD_NAMES or type(value) in (int, float)
+        }
+        for outlet in self.outlets:
+            if isinstance(outlet, Asset):
+                event = context["outlet_events"][outlet]
+                event.extra = {**told, **event.extra}
 
     def get_openlineage_facets_on_start(self) -> OperatorLineage:
         """Return the datasets that the task is going to read and write."""

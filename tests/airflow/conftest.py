@@ -128,6 +128,22 @@ def run_dag(airflow_database: Path) -> RunDag:
     return run
 
 
+@pytest.fixture
+def events_of() -> Callable[[FinishedRun], dict[str, Any]]:
+    """Return what the events of assets that a run has made carry, by the assets' addresses."""
+    from airflow.models.asset import AssetEvent, AssetModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    def found(run: FinishedRun) -> dict[str, Any]:
+        statement = select(AssetModel.uri, AssetEvent.extra).join(AssetEvent, AssetEvent.asset_id == AssetModel.id)
+        with create_session() as session:
+            rows = session.execute(statement.where(AssetEvent.source_run_id == run.run_id)).all()
+        return {uri: extra for uri, extra in rows}  # noqa: C416 - rows are no pairs
+
+    return found
+
+
 def _register(dag: Any) -> None:
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db

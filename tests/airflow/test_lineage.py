@@ -298,6 +298,30 @@ def test_a_task_that_succeeds_tells_the_collector_of_hook_lineage(
     assert [one.asset.uri for one in found.outputs] == [Asset("/".join(copies)).uri]
 
 
+def test_the_events_of_assets_have_the_numbers_of_the_report(
+    airflow_store: Store, copies: Any, run_dag: Any, events_of: Any
+) -> None:
+    airflow_store.configure_queue("parcels", state=True)
+    airflow_store.run(lambda tx: tx.queue("parcels").add_many((str(n), {"n": n}) for n in range(3)))
+    fresh = Asset("search-is-fresh", extra={"owner": "search"})
+    with DAG("publish", schedule=None) as dag:
+        drains = ExportQueueDrainOperator(
+            task_id="drain", queue_id="parcels", sink_conn_id="copies", outlets=[fresh, queue_asset("parcels")]
+        )
+        drains >> ExportQueueVerifyOperator(
+            task_id="verify", queue_id="parcels", sink_conn_id="copies", outlets=[Asset("search-is-equal")]
+        )
+    run = run_dag(dag)
+    assert run.errors == {}
+    found = events_of(run)
+    for name in ("search-is-fresh", "parcels"):
+        told = next(extra for uri, extra in found.items() if name in uri)
+        assert (told["acknowledged"], told["dead"], told["queue"], told["sink"]) == (3, 0, "parcels", "copies")
+        assert "first_rejection" not in told
+    told = next(extra for uri, extra in found.items() if "equal" in uri)
+    assert (told["compared"], told["differences"]) == (3, 0)
+
+
 def test_lineage_that_is_not_known_does_not_stop_the_task(collector: HookLineageCollector) -> None:
     task = ExportQueueDrainOperator(task_id="it", queue_id="orders", sink_conn_id="missing")
     task.post_execute({"ti": None})
