@@ -129,9 +129,17 @@ def _story(story: KeyStory) -> dict[str, Any]:
         ],
         "not_committed": [str(seq) for seq in story.not_committed],
         "dead": [_letter(letter) for letter in story.dead],
+        "exported": story.exported,
         "last_drain": drain_row(story.last_drain),
         "possible_delivery": drain_row(story.possible_delivery),
     }
+
+
+_EXPORTED = {
+    True: "yes, the sink has acknowledged the last commit",
+    False: "no",
+    None: "not known, since no commit is",
+}
 
 
 def _lines(story: KeyStory) -> list[str]:
@@ -139,6 +147,7 @@ def _lines(story: KeyStory) -> list[str]:
         f"queue {story.queue.id}, sink {story.queue.sink or 'none yet'}",
         f"key {text_of_bytes(story.key)!r}: bucket {story.bucket}, unit {story.unit}",
         f"last commit: {_commit_text(story)}",
+        f"exported: {_EXPORTED[story.exported]}",
         f"pending: {len(story.queued) or 'nothing'}",
     ]
     lines += [
@@ -187,7 +196,7 @@ def _commit_text(story: KeyStory) -> str:
 def _delivery_text(story: KeyStory) -> str:
     if story.last_commit is None:
         return "newest drain that has delivered anything of its unit, perhaps not this key"
-    if story.last_commit.known_by == "conflict key":
+    if story.last_commit.known_by in ("conflict key", "state"):
         return "newest drain that may have delivered it"
     return "newest drain that may have delivered an older entry of it"
 

@@ -6,7 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from export_queue.core.drain.exported import is_exported
 from export_queue.core.drain.report import DrainReport
+from export_queue.core.drain.token import ExportToken
+from export_queue.core.errors import (
+    CommitOutcomeUnknown,
+    InvalidArgument,
+    NotExported,
+    SegmentLost,
+    SegmentUnavailable,
+    StateIncomplete,
+    TransactionEnded,
+    UnknownQueue,
+)
 from export_queue.core.queue import (
     DeadLetter,
     DeadLetterFilter,
@@ -15,12 +27,15 @@ from export_queue.core.queue import (
     Range,
     bucket,
     find_queue,
+    find_state,
+    hash_of,
     hidden_seqs,
     in_all_layouts,
     list_dead_letters,
 )
 from export_queue.core.segments import peek
-from export_queue.core.store import Database, Reading, entry_key, queries
+from export_queue.core.state import LAST_SEQ, latest_entry
+from export_queue.core.store import Database, Reading, entry_key, identity_of, queries
 from export_queue.core.transactions import take_snapshot
 
 MOST_SHOWN = 100
@@ -35,7 +50,7 @@ class LastCommit:
 
     seq: int | None
     """None if it is not known: a bound transaction leaves a conflict key without the time."""
-    known_by: Literal["entry", "dead letter", "conflict key"]
+    known_by: Literal["entry", "dead letter", "conflict key", "state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,8 @@ class KeyStory:
     """Oldest first, at most 100."""
     last_drain: FinishedDrain | None
     """The newest drain that was asked to drain the key's unit, whether or not it got that far."""
+    exported: bool | None
+    """Whether the sink has acknowledged the last commit; None if no commit is known. A queue with a state knows it."""
     possible_delivery: FinishedDrain | None
     """The newest drain that may have delivered the key. Reports count entries without naming them, so this does not
     prove a delivery, nor that the key was ever committed."""
@@ -71,6 +88,7 @@ class KeyStory:
 
 def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
     """Return the history of an encoded key."""
+    remembered = _remembered(database, queue, key)
     snapshot = take_snapshot(database)
     with database.read() as work:
         queued = peek(work, queue, snapshot, key=key, limit=MOST_SHOWN)
@@ -82,8 +100,8 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
         busy = finished_drains(work, queue.id, idle=False, limit=_REPORTS)
         layouts = in_all_layouts(work, queue).layouts()
     units = [layout.unit_of(bucket(key, layout.buckets)) for layout in layouts]
-    commit = last_commit([one.position.seq for one in queued], [one.position.seq for one in dead], writer)
-    delivered = commit.seq if commit is not None and commit.known_by == "conflict key" else None
+    commit = last_commit([one.position.seq for one in queued], [one.position.seq for one in dead], writer, remembered)
+    delivered = commit.seq if commit is not None and commit.known_by in ("conflict key", "state") else None
     return KeyStory(
         queue=queue,
         key=key,
@@ -93,19 +111,51 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
         queued=tuple(queued),
         not_committed=tuple(hidden),
         dead=tuple(dead),
+        exported=_exported(database, queue, key, commit),
         last_drain=next((one for one in newest if _covers(one.report.ranges + one.report.skipped, units)), None),
         possible_delivery=possible_delivery(busy, units, delivered),
     )
 
 
-def last_commit(queued: Iterable[int], dead: Iterable[int], writer: int | None) -> LastCommit | None:
+def _remembered(database: Database, queue: Queue, key: bytes) -> int | None:
+    """Return the sequence of the newest entry of a key that the queue's state has."""
+    try:
+        with database.read() as work:
+            if find_queue(work, queue.source).history_ms is None:
+                return None
+            state = find_state(work, queue.source)
+        found, _ = latest_entry(database, state, key, LAST_SEQ)
+    except (UnknownQueue, InvalidArgument, StateIncomplete, SegmentLost, SegmentUnavailable):
+        return None  # it was switched off, or cannot say
+    return None if found < 0 else found
+
+
+def _exported(database: Database, queue: Queue, key: bytes, commit: LastCommit | None) -> bool | None:
+    """Tell whether the sink has acknowledged the last commit of a key, as a wait for its transaction would."""
+    if commit is None or commit.seq is None:
+        return None
+    added = {queue.source_number: (hash_of(key),)}
+    token = ExportToken(store_id=identity_of(database).store_id, seq=commit.seq, added=added)
+    try:
+        return is_exported(database, token, queue.id).is_exported
+    except NotExported:
+        return False
+    except (TransactionEnded, CommitOutcomeUnknown):
+        return None
+
+
+def last_commit(
+    queued: Iterable[int], dead: Iterable[int], writer: int | None, remembered: int | None = None
+) -> LastCommit | None:
     """Return the newest commit among its traces; pure.
 
     :param queued: sequences of committed entries.
     :param dead: sequences of dead letters.
     :param writer: the last transaction that wrote the conflict key; 0 if only bound transactions locked it.
+    :param remembered: the sequence that the queue's state has.
     """
     traces = [LastCommit(writer, "conflict key")] if writer else []
+    traces += [LastCommit(remembered, "state")] if remembered is not None else []
     traces += [LastCommit(seq, "dead letter") for seq in dead]
     traces += [LastCommit(seq, "entry") for seq in queued]
     # the last of equal ones: a pending entry says more than its conflict key

@@ -19,7 +19,12 @@ LAST_SEQ = (1 << 63) - 1
 
 
 def latest_value(database: Database, reader: Queue, key: bytes, cut: int) -> bytes | None:
-    """Read the value of a key; None if the key does not exist.
+    """Read the value of a key; None if the key does not exist. For parameters and errors see :func:`latest_entry`."""
+    return latest_entry(database, reader, key, cut)[1]
+
+
+def latest_entry(database: Database, reader: Queue, key: bytes, cut: int) -> tuple[int, bytes | None]:
+    """Read the sequence and the value of the newest entry of a key; -1 and None if the state has none.
 
     :param reader: the reader that is the state.
     :param key: encoded.
@@ -46,8 +51,9 @@ def latest_value(database: Database, reader: Queue, key: bytes, cut: int) -> byt
             lost = files
 
 
-def _latest(database: Database, found: Sequence[KeyInLayout], key: bytes, cut: int) -> bytes | None:
-    newest, value = -1, None
+def _latest(database: Database, found: Sequence[KeyInLayout], key: bytes, cut: int) -> tuple[int, bytes | None]:
+    newest: int = -1
+    value: bytes | None = None
     for of_layout in found:
         if of_layout.seq is not None and of_layout.seq > newest:
             newest, value = of_layout.seq, of_layout.value
@@ -59,4 +65,4 @@ def _latest(database: Database, found: Sequence[KeyInLayout], key: bytes, cut: i
                 for seq, held in entries_of_key(database, segment, at, key):
                     if newest < seq <= cut:
                         newest, value = seq, held
-    return value
+    return newest, value

@@ -244,6 +244,7 @@ def test_the_story_of_a_key_is_told(url: str) -> None:
         "queued",
         "not_committed",
         "dead",
+        "exported",
         "last_drain",
         "possible_delivery",
     }

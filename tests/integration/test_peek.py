@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 from tests.support.contexts import context_of, opened_by
 
-from export_queue import DrainReport, EntryError, InvalidArgument, MemorySink, Range, SinkRefused, Store, bucket, drain
+from export_queue import (
+    DeadLetterFilter,
+    Delete,
+    DrainReport,
+    Entry,
+    EntryError,
+    InvalidArgument,
+    MemorySink,
+    Range,
+    SinkRefused,
+    Store,
+    bucket,
+    drain,
+)
 from export_queue.core.drain import FinishedDrain, LastCommit
 from export_queue.core.drain.why import last_commit, possible_delivery
 from export_queue.core.queue.read import VALUES_BYTES
@@ -125,6 +138,50 @@ def test_the_story_of_a_dead_letter(store: Store, queue_id: str) -> None:
     assert story.last_commit == LastCommit(seq, "dead letter")
     (letter,) = story.dead
     assert (letter.position.seq, letter.value) == (seq, None)
+
+
+def test_a_state_knows_whether_a_key_is_exported(store: Store) -> None:
+    store.configure_queue("orders", subscriptions=["search", "cache"], state=True)
+    search, cache = MemorySink(), MemorySink()
+
+    def told() -> dict[str, bool | None]:
+        return {reader: store.why(f"orders/{reader}", "anna").exported for reader in ("search", "cache")}
+
+    assert told() == {"search": None, "cache": None}
+    seq = add_to(store, "orders", "anna", 1)
+    assert told() == {"search": False, "cache": False}
+    report = drain(store, "orders/search", search, sink_name="search")
+    story = store.why("orders/search", "anna")
+    assert (story.last_commit, story.exported) == (LastCommit(seq, "state"), True)
+    assert story.possible_delivery is not None
+    assert story.possible_delivery.report == report
+    assert told() == {"search": True, "cache": False}
+
+    drain(store, "orders/cache", cache, sink_name="cache", exporter=only_deletes)
+    assert told() == {"search": True, "cache": False}, "a dead letter"
+    assert store.dead_letters.drop("orders/cache", DeadLetterFilter()) == 1
+    assert told() == {"search": True, "cache": False}, "a letter that was dropped"
+
+    gone = add_to(store, "orders", "anna", None)
+    assert told() == {"search": False, "cache": False}
+    drain(store, "orders/search", search, sink_name="search")
+    drain(store, "orders/cache", cache, sink_name="cache", exporter=only_deletes)
+    assert told() == {"search": True, "cache": True}
+    assert store.why("orders/search", "anna").last_commit == LastCommit(gone, "state")
+    store.subscribe("orders", "late")
+    assert store.why("orders/late", "anna").exported is False, "its first load is missing"
+
+
+def only_deletes(entry: Entry) -> list[Delete]:
+    if entry.value is not None:
+        raise ValueError("no form of it")
+    return [Delete("orders", entry.key)]
+
+
+def add_to(store: Store, queue: str, key: str, value: object) -> int:
+    with store.transaction() as tx:
+        tx.queue(queue).add(key, value)
+        return tx.id
 
 
 def test_a_conflict_key_tells_of_a_commit_that_was_drained(store: Store, queue_id: str) -> None:
