@@ -203,7 +203,7 @@ class SinkSweeps(SinkTarget):
         with self.sweepable() as sink, drain, zombie:
             while not (drain.is_finished and zombie.is_finished):
                 self.sweep(sink, drain.done)  # round n has the sequence n + 1: what is not acknowledged stays above
-                if generator.random() < 0.1:
+                if generator.random() < 0.1 and not drain.is_finished:  # then it may end, however slowly it starts
                     zombie.kill()
                     zombie.start()
             self.sweep(sink, drain.done)
