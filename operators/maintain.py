@@ -84,9 +84,9 @@ class ExportQueueMaintainOperator(StoppableTask):
             self.read_arguments()
             with ExportQueueHook(self.export_queue_conn_id).get_store() as store, self.interruptible():
                 told = self._clean_up(store)
-                tell_store(store)
                 if self.sink_conn_id is not None or self.sink is not None:
                     told["swept"] = self._sweep(store)
+                tell_store(store)
         return told
 
     def _clean_up(self, store: Store) -> dict[str, Any]:

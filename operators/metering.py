@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from airflow.sdk import conf
 from airflow.sdk.observability import stats
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ _PREFIX = "export_queue"
 _NO_TAG = re.compile(r"[^A-Za-z0-9_./@-]")
 """Characters that mean something in the lines of statsd."""
 _LONGEST_TAG = 200
+_SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
+"""Options of ``[metrics]`` that switch metrics on."""
 
 
 def count(work: str, numbers: Mapping[str, int], **tags: str) -> None:
@@ -46,9 +49,14 @@ def tell_differences(queue_id: str, differences: int) -> None:
 
 
 def tell_store(store: Store) -> None:
-    """Tell the gauges of a store, those of ``export-queue metrics``."""
+    """Tell the gauges of a store, those of ``export-queue metrics``, if Airflow's metrics are on.
+
+    Reading them counts all entries, so nothing is read for nobody.
+    """
     from export_queue.core.maintenance import read_metrics
 
+    if not any(conf.getboolean("metrics", name, fallback=False) for name in _SWITCHES):
+        return
     for metric in read_metrics(store.database):
         for sample in metric.samples:
             name = metric.name.removeprefix(f"{_PREFIX}_")

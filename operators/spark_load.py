@@ -150,7 +150,7 @@ class ExportQueueSparkLoadOperator(TaskOnce, LineageTask, SparkSubmission):
                 self.log.info("%s, for example: %s", kind, ", ".join(map(repr, found)))
         counts = {name: report[name] for name in ("new", "changed", "deleted", "unchanged")}
         if not self.only_say:
-            count("mirror", {name: report[name] for name in ("new", "changed", "deleted")}, queue=report["queue"])
+            count("mirror", {name: counts[name] for name in ("new", "changed", "deleted")}, queue=report["queue"])
         self.log.info("%s: %s", report["queue"], ", ".join(f"{count} {name}" for name, count in counts.items()))
         return report
 

@@ -10,13 +10,11 @@ from export_queue.core.drain.exported import is_exported
 from export_queue.core.drain.report import DrainReport
 from export_queue.core.drain.token import ExportToken
 from export_queue.core.errors import (
-    CommitOutcomeUnknown,
     InvalidArgument,
     NotExported,
     SegmentLost,
     SegmentUnavailable,
     StateIncomplete,
-    TransactionEnded,
     UnknownQueue,
 )
 from export_queue.core.queue import (
@@ -121,12 +119,10 @@ def _remembered(database: Database, queue: Queue, key: bytes) -> int | None:
     """Return the sequence of the newest entry of a key that the queue's state has."""
     try:
         with database.read() as work:
-            if find_queue(work, queue.source).history_ms is None:
-                return None
             state = find_state(work, queue.source)
         found, _ = latest_entry(database, state, key, LAST_SEQ)
     except (UnknownQueue, InvalidArgument, StateIncomplete, SegmentLost, SegmentUnavailable):
-        return None  # it was switched off, or cannot say
+        return None  # there is none, or it cannot say
     return None if found < 0 else found
 
 
@@ -140,8 +136,6 @@ def _exported(database: Database, queue: Queue, key: bytes, commit: LastCommit |
         return is_exported(database, token, queue.id).is_exported
     except NotExported:
         return False
-    except (TransactionEnded, CommitOutcomeUnknown):
-        return None
 
 
 def last_commit(

@@ -25,6 +25,7 @@ TAGS = (("queue", "customers"), ("sink", "copy"))
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, ...], Any]:
     """What was told, by the kind, the name and the tags."""
     found: dict[tuple[Any, ...], Any] = {}
+    monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "True")
 
     def keep(kind: str) -> Any:
         def told(name: str, value: Any = 1, *_: Any, tags: dict[str, str] | None = None, **__: Any) -> None:
@@ -87,6 +88,16 @@ def test_differences_and_dead_letters_are_told_although_the_tasks_fail(
 
 def refuse(entry: Any) -> Any:
     raise ValueError(entry.key)
+
+
+def test_a_store_is_not_counted_for_nobody(
+    store: Store, told: dict[Any, Any], run_dag: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIRFLOW__METRICS__STATSD_ON")
+    with DAG("nightly", schedule=None) as dag:
+        ExportQueueMaintainOperator(task_id="maintain")
+    assert not run_dag(dag).errors
+    assert told == {}
 
 
 def test_a_tag_is_one_word(told: dict[Any, Any]) -> None:
