@@ -12,10 +12,10 @@ from export_queue.core.queue import (
     DeadLetter,
     DeadLetterFilter,
     Queue,
+    count_acts,
     count_dead_letters,
     dead_letter_audit,
     drop_dead_letters,
-    last_act,
     list_dead_letters,
     user_at_host,
 )
@@ -94,10 +94,10 @@ class DeadLetters:
 
         :param limit: maximum number of letters.
         :param lock_timeout: seconds to wait for drains that are working on the same units.
-        :param seen: id of the newest act (:meth:`last_act`) that was known when somebody decided on this retry.
+        :param seen: how many retries and drops (:meth:`count_acts`) were known to who decided on this retry.
         :returns: the number of letters that were put back.
         :raises LockNotAvailable: the drains did not end in time.
-        :raises InvalidArgument: letters were retried or dropped after the act ``seen``; nothing was changed.
+        :raises InvalidArgument: letters were retried or dropped since ``seen``; nothing was changed.
         """
         queue, who = self._find_reader(queue_id), who or user_at_host()
         moved = retry_dead_letters(
@@ -120,9 +120,9 @@ class DeadLetters:
         The name and the number are recorded in the store (:meth:`audit`) and in the log.
 
         :param limit: maximum number of letters.
-        :param seen: id of the newest act (:meth:`last_act`) that was known when somebody decided on this drop.
+        :param seen: how many retries and drops (:meth:`count_acts`) were known to who decided on this drop.
         :returns: the number of letters that were deleted.
-        :raises InvalidArgument: letters were retried or dropped after the act ``seen``; nothing was changed.
+        :raises InvalidArgument: letters were retried or dropped since ``seen``; nothing was changed.
         """
         queue, who = self._find_reader(queue_id), who or user_at_host()
         with self._database.begin() as work:
@@ -130,11 +130,11 @@ class DeadLetters:
         log.warning("%s dropped %d dead letters of %s: %s", who, dropped, queue_id, which.shown() or "any")
         return dropped
 
-    def last_act(self, queue_id: str) -> int:
-        """Return the id of the newest retry or drop of a queue's dead letters; 0 if there is none."""
+    def count_acts(self, queue_id: str) -> int:
+        """Return how often dead letters of a queue were retried or dropped, as far as that is on record."""
         queue = self._find_reader(queue_id)
         with self._database.read() as work:
-            return last_act(work, queue)
+            return count_acts(work, queue)
 
     def give_up_file(self, queue_id: str, file: str, *, who: str | None = None) -> int:
         """Discard the pending entries of a lost file of bulk entries permanently, so that drains skip it.

@@ -198,9 +198,9 @@ def requeue(work: Work, queue: Queue, positions: Sequence[Position], *, who: str
     return moved
 
 
-def last_act(work: Reading, queue: Queue) -> int:
-    """Return the id of the newest retry or drop of a reader's dead letters; 0 if there is none."""
-    return queries.acts.last(work, queue.id, _ACTS)
+def count_acts(work: Reading, queue: Queue) -> int:
+    """Count the retries and drops of a reader's dead letters."""
+    return queries.acts.count(work, queue.id, _ACTS)
 
 
 def refuse_newer_act(work: Reading, queue: Queue, seen: int | None) -> None:
@@ -208,10 +208,11 @@ def refuse_newer_act(work: Reading, queue: Queue, seen: int | None) -> None:
 
     Of two requests that overlap, the second either finds the act of the first here, or has listed the same letters.
 
-    :param seen: id of the newest act that the request knows; None allows all.
-    :raises InvalidArgument: there is a newer one.
+    :param seen: number of acts that the request knows; None allows all. Ids would not do: of two acts at the same time,
+        the one with the lower id may commit later.
+    :raises InvalidArgument: there are others.
     """
-    if seen is not None and last_act(work, queue) > seen:
+    if seen is not None and count_acts(work, queue) != seen:
         raise InvalidArgument(
             f"dead letters of {queue.id} were retried or dropped after this request was made; it changes nothing",
             hint="see which letters are left, then make the request again",

@@ -15,12 +15,12 @@ from export_queue.core.queue import (
     Mark,
     Pending,
     Queue,
+    count_acts,
     count_dead_letters,
     dead_letter_audit,
     find_queue,
     find_reader,
     join_ranges,
-    last_act,
     list_dead_letters,
     list_queues,
     marks,
@@ -261,7 +261,7 @@ def decision(store: Store, reader_id: str, which: DeadLetterFilter, *, most: int
     searches = which.error_class is not None or which.drain_id is not None
     with store.database.read() as work:
         queue = find_reader(work, reader_id)
-        seen, until_ms = last_act(work, queue), work.now()
+        seen, until_ms = count_acts(work, queue), work.now()
         which = replace(which, until_ms=until_ms)
         letters = None if searches else count_dead_letters(work, queue, which, most=most)
     return Decision(letters=letters, seen=seen, until_ms=until_ms)

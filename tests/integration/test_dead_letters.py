@@ -28,6 +28,7 @@ from export_queue import (
 from export_queue.core.drain import claims
 from export_queue.core.locks import claim, release
 from export_queue.core.maintenance import maintain
+from export_queue.core.queue import drop_dead_letters
 from export_queue.core.store import schema
 from export_queue.core.transactions import take_snapshot
 
@@ -301,12 +302,28 @@ def test_a_decision_that_others_have_overtaken_changes_nothing(orders: Store, ac
     add(orders, {"a": "1", "b": "2", "c": "3"})
     dead_letter_all(orders, MemorySink())
     change: Callable[..., int] = getattr(orders.dead_letters, act)
-    seen = orders.dead_letters.last_act("orders")
+    seen = orders.dead_letters.count_acts("orders")
     assert change("orders", limit=1, seen=seen) == 1
     with pytest.raises(InvalidArgument, match="it changes nothing"):
         change("orders", limit=1, seen=seen)
     assert orders.dead_letters.count("orders") == 2
-    assert change("orders", limit=1, seen=orders.dead_letters.last_act("orders")) == 1
+    assert change("orders", limit=1, seen=orders.dead_letters.count_acts("orders")) == 1
+
+
+@pytest.mark.postgres
+def test_an_act_that_commits_late_is_noticed_although_a_newer_one_was_seen(postgres_url: str) -> None:
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.configure_queue("orders", value="str")
+        add(store, {"a": "1", "b": "2", "c": "3"})
+        dead_letter_all(store, MemorySink())
+        with store.database.begin() as work:  # its id is the lower one
+            drop_dead_letters(work, store.queue("orders"), DeadLetterFilter(key="a"), who="anna", limit=1)
+            assert store.dead_letters.drop("orders", DeadLetterFilter(key="b")) == 1
+            seen = store.dead_letters.count_acts("orders")
+        with pytest.raises(InvalidArgument, match="it changes nothing"):
+            store.dead_letters.drop("orders", seen=seen)
+        assert store.dead_letters.count("orders") == 1
 
 
 def test_letters_are_selected_by_when_they_were_set_aside(orders: Store) -> None:
