@@ -36,7 +36,7 @@ class ExportQueueMaintainOperator(StoppableTask):
         (templated)
     :param keep_idempotency_keys: how long to keep idempotency keys; by default 30 days. Afterwards the same work would
         take effect again. (templated)
-    :param keep_reports: how long to keep reports of drains; by default 30 days. (templated)
+    :param keep_reports: how long to keep reports of drains and comparisons; by default 30 days. (templated)
     :param sink_conn_id: also sweep the tombstones of this sink, which only this store feeds. (templated)
     :param sink_options: options that the connection does not set. (templated)
     :param sink: instead of a connection: a description of the sink, or an import path. (templated)

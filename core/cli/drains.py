@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from export_queue.core.cli.console import Result, log_to, print_json, utc_time
-from export_queue.core.cli.finished_drains import problem_lines
+from export_queue.core.cli.finished import problem_lines
 from export_queue.core.cli.naming import search_current_folder
 from export_queue.core.cli.options import (
     AsJson,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from export_queue.core.cli.console import Result, seq_time, shown_delete, text_of_bytes, utc_time
-from export_queue.core.cli.finished_drains import drain_row, problem_lines
+from export_queue.core.cli.finished import drain_row, problem_lines
 from export_queue.core.cli.options import QueueId, Who, command
 from export_queue.core.cli.queues import hidden_reader, readers_of
 from export_queue.core.cli.values import KeyHex, chosen_key, given_value

@@ -163,7 +163,7 @@ def maintain(
     limit: Annotated[int, typer.Option(min=1, help="maximum number of rows of each kind in one round")] = 100_000,
     keep_outcomes: Annotated[float, typer.Option(help="hours to keep the outcomes of commits")] = 24,
     keep_idempotency_keys: Annotated[float, typer.Option(help="days to keep idempotency keys")] = 30,
-    keep_reports: Annotated[float, typer.Option(help="days to keep reports of drains")] = 30,
+    keep_reports: Annotated[float, typer.Option(help="days to keep reports of drains and comparisons")] = 30,
 ) -> Iterator[MaintenanceReport]:
     """Delete data that is no longer needed. Others may use the store, and the command may be interrupted."""
     _ = store.identity

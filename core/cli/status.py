@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from export_queue.core.cli.console import Result, seq_time
-from export_queue.core.cli.finished_drains import drain_row, problem_lines
+from export_queue.core.cli.finished import comparison_row, drain_row, problem_lines
 from export_queue.core.cli.options import command
 from export_queue.core.client import Store
 from export_queue.core.drain import FinishedDrain
@@ -17,6 +17,8 @@ from export_queue.core.state import StateStatus
 @command()
 def status(store: Store) -> Result:
     """Show every queue: the number of pending entries, the time of the oldest, its dead letters, sink and last drain.
+
+    A reader whose sink was compared has the time and the result of the last comparison.
 
     A queue with subscriptions has one line for each of them, which says whether its first load is missing. After a
     change of buckets, the line says how many entries are still pending in the previous buckets. A queue with a state
@@ -32,13 +34,14 @@ def status(store: Store) -> Result:
         marks = store.marks(queue.id)
         if marks or not queue.fans_out:
             last = next(iter(store.finished_drains(queue.id, limit=1)), None)
-            rows.append(_row_of_queue(store, queue, marks, last))
+            compared = next(iter(store.finished_comparisons(queue.id, limit=1)), None)
+            rows.append(_row_of_queue(store, queue, marks, last) | {"last_comparison": comparison_row(compared)})
             problems += _problem(queue, last)
         if queue.parent is None and queue.history_ms is not None:
             rows.append(_row_of_state(store.state(queue.id).status()))
     if marks := store.marks():
         rows.append({**_NOTHING, "incomplete": _is_incomplete(marks), "marks": marks})
-    rare = ("first_load", "in_older_layouts", "state", "incomplete", "marks")
+    rare = ("last_comparison", "first_load", "in_older_layouts", "state", "incomplete", "marks")
     return Result(
         json=[row | {"marks": [mark.to_dict() for mark in row["marks"]]} for row in rows],
         table=[
@@ -46,6 +49,7 @@ def status(store: Store) -> Result:
             | {
                 "marks": "; ".join(map(Mark.line, row["marks"])),
                 "last_drain": _outcome(row["last_drain"]),
+                "last_comparison": _equality(row["last_comparison"]),
                 "state": _state_line(row["state"]),
             }
             for row in rows
@@ -64,6 +68,7 @@ _NOTHING: dict[str, Any] = {
     "oldest": None,
     "dead": 0,
     "last_drain": None,
+    "last_comparison": None,
     "first_load": None,
     "in_older_layouts": None,
     "state": None,
@@ -136,6 +141,14 @@ def _outcome(drain: Mapping[str, Any] | None) -> str | None:
         return None
     dead = f"{drain['dead']} dead" if drain["dead"] else "ok"
     return f"{drain['finished']} {drain['stopped_by'] or dead}"
+
+
+def _equality(comparison: Mapping[str, Any] | None) -> str | None:
+    """Say in a cell when a sink was last compared, and how many records differed."""
+    if comparison is None:
+        return None
+    differences = comparison["differences"]
+    return f"{comparison['finished']} {f'{differences} differences' if differences else 'no differences'}"
 
 
 def _is_incomplete(marks: list[Mark]) -> bool | None:

@@ -75,7 +75,7 @@ from export_queue.core.transactions import (
     outcome,
     take_snapshot,
 )
-from export_queue.core.verify import ReplayReport, replay
+from export_queue.core.verify import FinishedComparison, ReplayReport, finished_comparisons, replay
 
 log = logging.getLogger("export_queue.store")
 
@@ -968,3 +968,11 @@ class Store:
         """
         with self._checked.read() as work:
             return finished_drains(work, queue_id, idle=idle, limit=limit)
+
+    def finished_comparisons(self, queue_id: str | None = None, *, limit: int = 100) -> list[FinishedComparison]:
+        """Return the comparisons of a queue or subscription with its sink, or of all, newest first.
+
+        Each has the time at which it ended, in milliseconds, and its report. The store keeps them for 30 days.
+        """
+        with self._checked.read() as work:
+            return finished_comparisons(work, queue_id, limit=limit)

@@ -53,7 +53,7 @@ _TABLES = {
     "idempotency_keys": "xq_idempotency",
     "removed": "xq_entry",
 }
-_COUNTED = (*_TABLES, "drain_reports", "dead_letter_acts", "attempts")
+_COUNTED = (*_TABLES, "drain_reports", "comparisons", "dead_letter_acts", "attempts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,8 @@ class MaintenanceReport:
     outcomes: int
     idempotency_keys: int
     drain_reports: int
+    comparisons: int
+    """Deleted reports of comparisons."""
     dead_letter_acts: int
     attempts: int
     """Deleted attempts of drains that were killed or revoked long ago."""
@@ -134,7 +136,8 @@ def maintain(
     :param limit: maximum number of rows to read for each subject.
     :param keep_outcomes: seconds to keep the outcomes of commits; at least an hour, as for the others.
     :param keep_idempotency_keys: seconds to keep idempotency keys.
-    :param keep_reports: seconds to keep reports of drains. Reports of drains that found nothing are kept for a day.
+    :param keep_reports: seconds to keep reports of drains and comparisons. Reports of drains that found nothing are kept
+        for a day.
     :param patience: for tests.
     """
     patience = patience or Patience()
@@ -298,6 +301,7 @@ class _Turn:
                 before_ms=before(keep_reports),
                 idle_before_ms=before(min(keep_reports, DAY)),
             ),
+            "comparisons": partial(queries.reports.delete_comparisons, before_ms=before(keep_reports)),
             "dead_letter_acts": partial(queries.acts.delete_old, keep=KEPT, before_ms=before(KEEP_ACTS)),
             "attempts": partial(queries.locks.delete_old_attempts, before_ms=attempts),
         }

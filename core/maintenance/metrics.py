@@ -50,6 +50,7 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
         missing = queries.monitoring.missing_loads(work)
         lost = queries.monitoring.count_losses(work, LOSSES)
         drains = queries.monitoring.last_drains(work)
+        comparisons = queries.monitoring.last_comparisons(work)
     running = [holder for holder in holders if holder.kind != "invalid"]
     active = Counter({"short": 0, "long": 0})
     active.update(holder.kind for holder in running)
@@ -105,6 +106,16 @@ def read_metrics(database: Database, *, counters: Counters | None = None) -> lis
             "last_drain_failed",
             "Whether the last drain stopped before its end.",
             *_by("queue", {name: int(bool(report and report["problem"])) for name, (_, report) in drains.items()}),
+        ),
+        _gauge(
+            "last_comparison_seconds",
+            "Time since the sink was last compared; the age of the queue or subscription if it never was.",
+            *_by("queue", {name: seconds_since(ended_ms) for name, (ended_ms, _) in comparisons.items()}),
+        ),
+        _gauge(
+            "last_comparison_differences",
+            "Records that differed in the last comparison; 0 if there was none.",
+            *_by("queue", {name: report["differences"] if report else 0 for name, (_, report) in comparisons.items()}),
         ),
         _gauge("locks", "Locks whose lease has not ended.", *_by("queue", locks)),
         _gauge(

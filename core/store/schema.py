@@ -403,6 +403,15 @@ drain_report = _table(
     sa.Index("xq_drain_report_drain_id", "drain_id"),
     sa.Index("xq_drain_report_queue", "queue", "id"),
 )
+# Comparisons of sinks with what they should hold. Those that did not reach their end have no row.
+comparison = _table(
+    "xq_comparison",
+    _id("id", primary_key=True),
+    _text("queue"),
+    _id("finished_ms"),
+    _text("report"),
+    sa.Index("xq_comparison_queue", "queue", "id"),
+)
 sink_fence = _table(
     "xq_sink_fence",
     _text("queue", primary_key=True),

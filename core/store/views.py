@@ -57,6 +57,7 @@ VIEWS = {
     "dead_letter_audit": """
         select id, queue, act, who, letters, selection, at_ms, cleared_ms, cleared_by from {s}xq_dead_letter_audit""",
     "drain_reports": "select id, drain_id, queue, finished_ms, report from {s}xq_drain_report",
+    "comparisons": "select id, queue, finished_ms, report from {s}xq_comparison",
     "horizon": """
         select s.horizon, s.horizon / 1000000 as horizon_ms,
                (select max(m.at_ms) from {s}xq_low_watermark m) as marked_ms

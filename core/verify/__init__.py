@@ -2,6 +2,7 @@
 continue.
 """
 
+from export_queue.core.verify.finished import FinishedComparison, finished_comparisons
 from export_queue.core.verify.rebuild import POINTER, RebuildRequest, back, cancel, finish, start, switch
 from export_queue.core.verify.rebuild_record import STEPS, Rebuild, find_rebuild, list_rebuilds
 from export_queue.core.verify.rendering import Refused, Rendered, Renderer
@@ -19,6 +20,7 @@ __all__ = [
     "Comparison",
     "Divider",
     "Expected",
+    "FinishedComparison",
     "Page",
     "Rebuild",
     "RebuildRequest",
@@ -38,6 +40,7 @@ __all__ = [
     "divided",
     "find_rebuild",
     "finish",
+    "finished_comparisons",
     "list_rebuilds",
     "read_loads",
     "replay",

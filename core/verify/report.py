@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from export_queue.core.drain import grouped
 from export_queue.core.printable import printable
@@ -80,6 +80,14 @@ class VerifyReport:
         data = asdict(self)
         excused = {name: data.pop(name) for name in ("queued", "younger")}
         return data | {"cut": str(self.cut), "excused": excused, "differences": self.differences}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_dict` returned."""
+        excused = data["excused"]
+        samples = {kind: [Sample(**sample) for sample in found] for kind, found in data["samples"].items()}
+        own = {name: value for name, value in data.items() if name not in ("excused", "differences")}
+        return cls(**own | excused | {"cut": int(data["cut"]), "samples": samples})
 
     def line(self) -> str:
         """Return the report as one line for the log."""

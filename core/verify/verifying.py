@@ -22,6 +22,7 @@ from export_queue.core.drain import (
 from export_queue.core.errors import SinkBindingError, SinkConfigurationError
 from export_queue.core.queue import Queue, find_queue, find_reader
 from export_queue.core.sinks import FencedSink, ScannableSink, Sink, SinkSpec, opened_sink
+from export_queue.core.verify.finished import keep
 from export_queue.core.verify.repair import check_repairable, repair
 from export_queue.core.verify.report import VerifyReport
 from export_queue.core.verify.request import VerifyOptions, VerifyRequest
@@ -39,7 +40,7 @@ def verify(
 ) -> VerifyReport:
     """Compare the records of a sink with the content of a queue. Producers and drains may continue.
 
-    No record is written, unless ``repair`` says so. A difference that has a reason is not counted as one: an entry that
+    No record is written, unless ``repair`` says so. The store keeps the report. A difference that has a reason is not counted as one: an entry that
     is pending, a dead letter, an entry that is younger than the cut of the comparison.
 
     :param store: an open store.
@@ -73,6 +74,20 @@ def verify_as_requested(
 
     :param compare: reads both sides; by default this process reads them.
     """
+    report = _compared(store, sink, request, on_progress, compare, sleep, clock)
+    keep(store.database, report)
+    return report
+
+
+def _compared(
+    store: StoreHandle,
+    sink: SinkSpec | Sink | FencedSink,
+    request: VerifyRequest,
+    on_progress: OnProgress | None,
+    compare: Compare,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+) -> VerifyReport:
     if on_progress is not None:
         on_progress = checked(on_progress, "on_progress")
     started_at = clock()

@@ -27,7 +27,7 @@ from export_queue.core.queue import (
     pending,
 )
 from export_queue.core.store import Reading
-from export_queue.core.verify import Rebuild
+from export_queue.core.verify import FinishedComparison, Rebuild, finished_comparisons
 
 READERS = 50
 """Readers on a page."""
@@ -59,6 +59,8 @@ class Reader:
     last: FinishedDrain | None
     rate: float | None
     """Entries per second of the last drain that delivered some."""
+    compared: FinishedComparison | None
+    """The last comparison with the sink."""
     marks: Sequence[Mark]
 
 
@@ -99,6 +101,7 @@ def _reader(work: Reading, queue: Queue) -> Reader:
             locks=Held(0, 0, ()),
             last=None,
             rate=None,
+            compared=None,
             marks=marks(work, queue.id),
         )
     entries = pending(work, queue, most=COUNTED)
@@ -113,6 +116,7 @@ def _reader(work: Reading, queue: Queue) -> Reader:
         locks=held(work, queue),
         last=next(iter(last), None),
         rate=_rate(busy),
+        compared=next(iter(finished_comparisons(work, queue.id, limit=1)), None),
         marks=marks(work, queue.id),
     )
 
@@ -139,6 +143,7 @@ class Details:
 
     reader: Reader
     drains: Sequence[FinishedDrain]
+    comparisons: Sequence[FinishedComparison]
     locks: Sequence[LockView] | None
     """None if there are too many to explain each."""
     more_locks: int
@@ -156,12 +161,14 @@ def details(store: Store, reader_id: str) -> Details:
     with store.database.read() as work:
         queue = find_queue(work, reader_id)
         drains = finished_drains(work, queue.id, limit=DRAINS)
+        comparisons = finished_comparisons(work, queue.id, limit=LISTED)
         reader, acts = _reader(work, queue), dead_letter_audit(work, queue, limit=LISTED)
         locks = explained(work, queue) if reader.locks.locks <= EXPLAINED else None
     named = [one for one in store.rebuilds.list() if queue.id in (one.reader, one.new_reader)]
     return Details(
         reader=reader,
         drains=drains[:LISTED],
+        comparisons=comparisons,
         locks=None if locks is None else locks[:LISTED],
         more_locks=max(0, len(locks or ()) - LISTED),
         acts=acts,

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from httpx import Response
 
-from export_queue import DeadLetterFilter, MemorySink, Store, drain
+from export_queue import DeadLetterFilter, MemorySink, Store, drain, verify
 from export_queue.core.store import schema
 from export_queue.get_provider_info import get_provider_info
 from export_queue.plugin import PREFIX, ExportQueuePlugin, Page
@@ -358,7 +358,7 @@ def test_the_overview_shows_readers_with_their_figures(signed_in: Callable[[str]
     with letters.transaction() as tx:
         tx.queue("airports").add("ham", {"name": "Hamburg"})
     letters.subscribe("airports", "late")
-    page = " ".join(re.sub(r"<[^>]*>", " ", signed_in("viewer").get("/").text).split())
+    page = plain(signed_in("viewer").get("/").text)
     assert re.search(r"airports/cache – 1 \d+ s 0 – – –", page), page
     assert "first load missing" in page
     assert re.search(r"orders memory 0 – 3 – – \S+ \S+ UTC: 3 dead", page), page
@@ -373,6 +373,33 @@ def test_a_reader_shows_its_drains_acts_and_backlog_over_time(op: TestClient, le
     assert line.endswith(" 1000.0,100.0")
     assert "anna &lt;anna@example&gt;" in page
     assert page.count("UTC:") == 2
+
+
+def test_comparisons_with_the_sink_are_shown(op: TestClient, airflow_store: Store) -> None:
+    sink = MemorySink()
+    airflow_store.run(lambda tx: tx.queue("orders").add("<b>anna", {"total": 1}))
+    drain(airflow_store, "orders", sink, sink_name="memory")
+
+    def compare(*keys: str) -> None:
+        expected = [(key, {"total": 1}) for key in keys]
+        verify(airflow_store, "orders", sink, sink_name="memory", source=lambda: expected)
+
+    page = op.get(READER, params={"reader": "orders"}).text
+    assert "Last comparisons" not in page
+    compare("<b>anna")
+    assert re.search(r"orders memory 0 – 0 \d+ – \S+ \S+ UTC: ok \S+ \S+ UTC: equal", plain(op.get("/").text))
+    compare()
+    assert re.search(r"UTC: ok \S+ \S+ UTC: 1 differences", plain(op.get("/").text))
+    page = op.get(READER, params={"reader": "orders"}).text
+    assert "&lt;b&gt;anna" in page
+    assert "<b>anna" not in page
+    shown = plain(page)
+    assert shown.index("1 differences") < shown.index("extra:") < shown.index("equal")
+
+
+def plain(page: str) -> str:
+    """A page without its markup."""
+    return " ".join(re.sub(r"<[^>]*>", " ", page).split())
 
 
 def test_many_locks_are_counted_and_not_explained(

@@ -22,6 +22,7 @@ from export_queue import (
     SinkConfigurationError,
     Store,
     drain,
+    verify,
 )
 from export_queue.core.locks import claim
 from export_queue.core.maintenance import maintain, read_metrics, render
@@ -113,6 +114,25 @@ def test_the_last_drain_of_each_reader_is_told(store: Store) -> None:
     store.subscribe("orders", "cache")
     age(store, schema.queue, "created_ms")
     assert values(store)['last_drain_seconds{queue="orders/cache"}'] >= 7_200  # the report is that of its namesake
+
+
+def test_the_last_comparison_of_each_reader_is_told(store: Store) -> None:
+    store.configure_queue("orders", subscriptions=["search", "cache"], state=True)
+    age(store, schema.queue, "created_ms")
+    found = values(store)
+    readers = ["orders/cache", "orders/search"]
+    assert [found[f'last_comparison_differences{{queue="{reader}"}}'] for reader in readers] == [0, 0]
+    assert all(found[f'last_comparison_seconds{{queue="{reader}"}}'] >= 7_200 for reader in readers)
+
+    store.run(lambda tx: tx.queue("orders").add("anna", 1))
+    sinks = {reader: MemorySink() for reader in readers}
+    for reader, sink in sinks.items():
+        drain(store, reader, sink)
+    verify(store, "orders/search", MemorySink())
+    verify(store, "orders/cache", sinks["orders/cache"])
+    found = values(store)
+    assert [found[f'last_comparison_differences{{queue="{reader}"}}'] for reader in readers] == [0, 1]
+    assert all(found[f'last_comparison_seconds{{queue="{reader}"}}'] < 60 for reader in readers)
 
 
 def test_queues_dead_letters_and_locks_are_counted(store: Store) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from export_queue import Entry, EntryRejected, MemorySink, Owner, Put, Store, drain
+from export_queue import Entry, EntryRejected, MemorySink, Owner, Put, Store, drain, verify
 from export_queue.core.locks import begin_attempt
 from export_queue.core.maintenance import Patience
 from export_queue.core.maintenance import maintain as clean_up
@@ -41,6 +41,23 @@ def test_reports_of_drains_are_kept_for_a_month_and_those_of_idle_drains_for_a_d
     assert maintain(store.database).drain_reports == 3
     assert {report["drain_id"] for report in store.reports()} == {f"young {kind}" for kind in kinds}
     assert maintain(store.database, keep_reports=24 * 3600).drain_reports == 3
+
+
+def test_comparisons_are_kept_for_a_month(store: Store) -> None:
+    store.configure_queue("orders", buckets=4, buckets_per_range=4)
+    sink = MemorySink()
+    for n in range(3):
+        store.run(lambda tx, n=n: tx.queue("orders").add(f"key {n}", n))
+        drain(store, "orders", sink)
+        verify(store, "orders", sink, source=lambda n=n: [(f"key {m}", m) for m in range(n + 1)])
+    oldest = store.finished_comparisons("orders")[-1].report
+    assert oldest.compared == 1
+    table = schema.comparison
+    back_date(store, table, 29, table.c.id > 0)
+    back_date(store, table, 2, table.c.report.contains('"compared":1,'))
+    assert maintain(store.database).comparisons == 1
+    assert [one.report.compared for one in store.finished_comparisons()] == [3, 2]
+    assert maintain(store.database, keep_reports=24 * 3600).comparisons == 2
 
 
 def test_a_drain_reads_no_report_of_an_earlier_one(store: Store) -> None:

@@ -29,6 +29,8 @@ from export_queue import (
 )
 from export_queue.core.sinks import CompositeSink, StoredRecords
 from export_queue.core.sources import FunctionSource
+from export_queue.core.store import schema
+from export_queue.core.store.portable import prefix_of
 from export_queue.core.verify import waiting
 
 pytestmark = [
@@ -92,6 +94,39 @@ def test_a_sink_that_has_everything_has_no_differences(orders: Store, planter: P
     assert report.scanned == (40 if planter.is_ranked else 32)
     assert report.ranked == planter.is_ranked
     assert report.samples == {}
+
+
+def test_the_store_keeps_the_result_of_each_comparison(orders: Store) -> None:
+    sink, unlike = MemorySink(), FunctionSource(lambda: [("r1", document(5))])
+    fill(orders, sink)
+    assert orders.finished_comparisons("orders/sink") == []
+    reports = [check(orders, sink), check(orders, sink, unlike)]
+    kept = orders.finished_comparisons("orders/sink")
+    assert [one.report for one in kept] == reports[::-1]  # newest first, with samples
+    assert kept[0].report.samples
+    assert kept[0].finished_ms >= kept[1].finished_ms > 0
+    assert orders.finished_comparisons() == kept
+    assert orders.finished_comparisons(limit=1) == kept[:1]
+    assert orders.finished_comparisons("orders/kept") == []
+    with pytest.raises(SinkBindingError):
+        verify(orders, "orders/sink", sink, sink_name="another", source=SOURCE)
+    assert orders.finished_comparisons() == kept  # only what reached its end
+    orders.unsubscribe("orders", "sink", discard=True)
+    orders.subscribe("orders", "sink")
+    assert orders.finished_comparisons("orders/sink") == []  # they are of a removed namesake
+
+
+def test_a_result_that_the_store_does_not_keep_is_returned_all_the_same(
+    orders: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = MemorySink()
+    fill(orders, sink)
+    with orders.database.begin() as work:
+        work.connection.execute(sa.text(f"drop view {prefix_of(work.connection)}comparisons"))
+        schema.comparison.drop(work.connection)
+    assert check(orders, sink).differences == 0
+    assert "the store does not keep the result of this comparison" in caplog.text
+    assert "export-queue init" in caplog.text
 
 
 def test_ten_planted_differences_of_five_kinds_are_found(orders: Store, planter: Planter) -> None:

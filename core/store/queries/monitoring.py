@@ -14,7 +14,9 @@ from export_queue.core.store.database import Reading
 from export_queue.core.store.queries import entries, segments
 from export_queue.core.store.schema import (
     active,
+    comparison,
     dead_letter,
+    drain_report,
     entry,
     is_state,
     lock,
@@ -23,7 +25,6 @@ from export_queue.core.store.schema import (
     store,
 )
 from export_queue.core.store.schema import dead_letter_audit as a
-from export_queue.core.store.schema import drain_report as report
 
 # A real table: a lightweight sa.table() would not be found in the store's schema.
 _holders = sa.Table(
@@ -143,6 +144,15 @@ def last_drains(work: Reading) -> dict[str, tuple[int, dict[str, Any] | None]]:
 
     For one that was never drained it is the time at which the reader was created, and None.
     """
+    return _last_reports(work, drain_report)
+
+
+def last_comparisons(work: Reading) -> dict[str, tuple[int, dict[str, Any] | None]]:
+    """Read for each reader when it was last compared with its sink, as :func:`last_drains` does for drains."""
+    return _last_reports(work, comparison)
+
+
+def _last_reports(work: Reading, report: sa.Table) -> dict[str, tuple[int, dict[str, Any] | None]]:
     any_report = report.alias()
     of_reader = any_report.c.queue == queue.c.id, any_report.c.id > queue.c.number
     newest = sa.select(sa.func.max(any_report.c.id)).where(*of_reader).correlate(queue).scalar_subquery()

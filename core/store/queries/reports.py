@@ -1,4 +1,4 @@
-"""SQL about reports of drains, the tallies of their tasks, and idempotency keys of work.
+"""SQL about reports of drains and comparisons, the tallies of drains' tasks, and idempotency keys of work.
 
 A tally counts what a task of a drain has removed. It is stored with the commits that removed it, as the result of work
 under an idempotency key. The tallies of a killed drain, which does not delete them, are deleted by age.
@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
 from export_queue.core.store.portable import insert_into
+from export_queue.core.store.schema import comparison as c
 from export_queue.core.store.schema import drain_report as r
 from export_queue.core.store.schema import idempotency as t
 from export_queue.core.store.schema import queue as q
@@ -57,10 +58,10 @@ def count_acknowledged(work: Reading, queue_id: str, *, before_ms: int | None = 
     return sum(orjson.loads(text)["acknowledged"] for text in work.connection.scalars(statement))
 
 
-def _of_queue(queue_id: str) -> list[sa.ColumnElement[bool]]:
+def _of_queue(queue_id: str, reports: sa.Table = r) -> list[sa.ColumnElement[bool]]:
     """Leave out reports of a removed namesake, whose numbers are lower than that of the queue."""
     number = sa.select(q.c.number).where(q.c.id == queue_id).scalar_subquery()
-    return [r.c.queue == queue_id, r.c.id > sa.func.coalesce(number, 0)]
+    return [reports.c.queue == queue_id, reports.c.id > sa.func.coalesce(number, 0)]
 
 
 def latest_reports(work: Reading, queue_id: str | None, *, idle: bool, limit: int) -> list[tuple[int, dict[str, Any]]]:
@@ -76,6 +77,26 @@ def latest_reports(work: Reading, queue_id: str | None, *, idle: bool, limit: in
         statement = statement.where(r.c.idle.is_(False))
     found = work.connection.execute(statement.order_by(r.c.id.desc()).limit(limit))
     return [(finished_ms, orjson.loads(text)) for finished_ms, text in found]
+
+
+def save_comparison(work: Work, report: Mapping[str, Any], *, number: int, queue_id: str) -> None:
+    """Store the report of a comparison under its number."""
+    row = {"id": number, "queue": queue_id, "finished_ms": work.now(), "report": orjson.dumps(report).decode()}
+    work.connection.execute(c.insert().values(row))
+
+
+def latest_comparisons(work: Reading, queue_id: str | None, *, limit: int) -> list[tuple[int, dict[str, Any]]]:
+    """Read reports of comparisons, newest first, each with the time at which it was stored, in milliseconds."""
+    statement = sa.select(c.c.finished_ms, c.c.report).order_by(c.c.id.desc()).limit(limit)
+    if queue_id is not None:
+        statement = statement.where(*_of_queue(queue_id, c))
+    return [(finished_ms, orjson.loads(text)) for finished_ms, text in work.connection.execute(statement)]
+
+
+def delete_comparisons(work: Work, *, before_ms: int, limit: int) -> int:
+    """Delete reports of comparisons that were stored before a time."""
+    doomed = sa.select(c.c.id).where(c.c.id < before_ms * _PER_MS).order_by(c.c.id).limit(limit)
+    return work.connection.execute(c.delete().where(c.c.id.in_(doomed))).rowcount
 
 
 def sinks_of_namesakes(work: Reading, queue_id: str, number: int, *, limit: int) -> set[str]:

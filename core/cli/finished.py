@@ -1,4 +1,4 @@
-"""How the commands show a finished drain: when it ended, what it delivered, and what stopped it."""
+"""How the commands show a finished drain or comparison: when it ended, what it did or found, and what stopped it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from export_queue.core.cli.console import utc_time
 from export_queue.core.drain import FinishedDrain, Problem
+from export_queue.core.verify import FinishedComparison
 
 
 def drain_row(drain: FinishedDrain | None) -> dict[str, Any] | None:
@@ -23,6 +24,15 @@ def drain_row(drain: FinishedDrain | None) -> dict[str, Any] | None:
         "message": None if report.problem is None else report.problem.message,
         "hint": None if report.problem is None else report.problem.hint or None,
     }
+
+
+def comparison_row(comparison: FinishedComparison | None) -> dict[str, Any] | None:
+    """Return a comparison as a row; None if there was none."""
+    if comparison is None:
+        return None
+    report = comparison.report
+    shown = ("sink", "source", "compared", "differences", "repaired")
+    return {"finished": utc_time(comparison.finished_ms)} | {name: getattr(report, name) for name in shown}
 
 
 def problem_lines(problem: Problem | None) -> list[str]:
