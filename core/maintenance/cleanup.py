@@ -136,7 +136,7 @@ def maintain(
     :param limit: maximum number of rows to read for each subject.
     :param keep_outcomes: seconds to keep the outcomes of commits; at least an hour, as for the others.
     :param keep_idempotency_keys: seconds to keep idempotency keys.
-    :param keep_reports: seconds to keep reports of drains and comparisons. Reports of drains that found nothing are kept
+    :param keep_reports: seconds to keep reports of drains and comparisons. Those of drains that found nothing are kept
         for a day.
     :param patience: for tests.
     """

@@ -40,8 +40,8 @@ def verify(
 ) -> VerifyReport:
     """Compare the records of a sink with the content of a queue. Producers and drains may continue.
 
-    No record is written, unless ``repair`` says so. The store keeps the report. A difference that has a reason is not counted as one: an entry that
-    is pending, a dead letter, an entry that is younger than the cut of the comparison.
+    No record is written, unless ``repair`` says so. A difference that has a reason is not counted as one: an entry that
+    is pending, a dead letter, an entry that is younger than the cut of the comparison. The store keeps the report.
 
     :param store: an open store.
     :param queue_id: the queue, or the subscription that drains into the sink.

@@ -124,7 +124,7 @@ SUBJECTS = {
     "state": "exports queues states",
     "tables": "notifications queues",
     "transactions": "cleanup monitoring outcomes registrations reports",
-    "verify": "acts compactions exports locks queues readers rebuilds",
+    "verify": "acts compactions exports locks queues readers rebuilds reports",
 }
 """The subjects of the store's statements that each room uses. A room that needs another one is named here first."""
 
