@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from export_queue.core.arguments import given, mapping
+from export_queue.core.arguments import given, mapping, required_text
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.hooks.connections import find_connection
 from export_queue.hooks.described import Described
@@ -53,7 +53,8 @@ def resolve_sink(
     :param sink_conn_id: id of a connection, whose type determines the sink.
     :param sink_options: options that the connection does not set; a mapping, or JSON text.
     :param sink: instead of a connection: a description, as a value, a mapping or JSON text; or the import path
-        ``module:factory`` of the user's own sink, which takes ``sink_options``.
+        ``module:factory`` of the user's own sink, which takes ``sink_options``. A part of a composite sink may be
+        ``{"conn_id": …, "options": {…}}``.
     :raises InvalidArgument: the arguments name no sink, or two.
     :raises SinkConfigurationError: the description does not fit the sink.
     """
@@ -71,4 +72,37 @@ def resolve_sink(
         raise InvalidArgument("sink_options go with sink_conn_id or an import path; this sink describes its own")
     if isinstance(sink, SinkSpec):
         return Described(sink)
-    return Described(SinkSpec.from_dict(mapping(sink, what="sink")))
+    found = mapping(sink, what="sink") or {}
+    variables: dict[str, str] = {}
+    return Described(SinkSpec.from_dict(_with_connections(found, variables)), variables)
+
+
+def _with_connections(found: Mapping[Any, Any], variables: dict[str, str]) -> Mapping[str, Any]:
+    """Describe the parts of a composite sink that name connections.
+
+    :param variables: receives the values of their secrets.
+    """
+    options = found.get("options")
+    if (
+        found.get("kind") != "composite"
+        or not isinstance(options, Mapping)
+        or not isinstance(options.get("parts"), list)
+    ):
+        return found
+    return {**found, "options": {**options, "parts": [_part(part, variables) for part in options["parts"]]}}
+
+
+def _part(part: Any, variables: dict[str, str]) -> Any:
+    if not isinstance(part, Mapping) or "conn_id" not in part:
+        return _with_connections(part, variables) if isinstance(part, Mapping) else part
+    if unknown := sorted(map(str, part.keys() - {"conn_id", "options"})):
+        raise SinkConfigurationError(
+            f"a part of a composite sink with conn_id: expected options besides it, found {', '.join(unknown)}",
+            hint='the connection says the rest: {"conn_id": "redis_default", "options": {"key": "price:$id"}}',
+        )
+    described = sink_hook(required_text(part["conn_id"], what="conn_id of a part")).describe(
+        mapping(part.get("options"), what=f"options of part {part['conn_id']!r}")
+    )
+    variables.update(described.variables)
+    spec = described.spec
+    return {"kind": spec.kind, "options": spec.options, "secrets": spec.secrets, "name": spec.name}

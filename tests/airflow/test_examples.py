@@ -141,6 +141,32 @@ def test_index_by_city(store_path: Path, run_dag: Any, connect: Any, tmp_path: P
     assert index_after({"anna": "Oslo"}) == ["Oslo/anna", "Oslo/carla"]
 
 
+def test_two_copies_as_one(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path, redis_connection: Any) -> None:
+    from export_queue.dags_examples import two_copies_as_one
+
+    connect("reports_default", conn_type="sqlite", host=str(tmp_path / "reports.db"))
+
+    def publish(prices: dict[str, Any]) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(two_copies_as_one, "new_prices", lambda: prices)
+            return run_dag(example("two_copies_as_one", "two_copies_as_one"))
+
+    def copies() -> tuple[dict[str, int], dict[str, int]]:
+        rows = sqlite3.connect(tmp_path / "reports.db").execute("SELECT id, cents FROM prices_live").fetchall()
+        cached = {key.decode().removeprefix("price:"): key for key in redis_connection.scan_iter("price:*")}
+        return dict(rows), {name: json.loads(redis_connection.get(key))["cents"] for name, key in cached.items()}
+
+    run = publish(two_copies_as_one.new_prices())
+    assert run.state == "success", run.errors
+    assert run.result("drain")["sink"] == "reports_default + redis_default"
+    assert copies() == ({"apple": 50, "pear": 70},) * 2
+    assert publish({"pear": None, "plum": 30}).state == "success"
+    assert copies() == ({"apple": 50, "plum": 30},) * 2
+    run = publish({"apple": "fifty", "plum": 35})  # the table refuses it, so it does not reach the cache
+    assert run.state == "failed"
+    assert copies() == ({"apple": 50, "plum": 35},) * 2
+
+
 def test_maintenance(store_path: Path, run_dag: Any, connect: Any, tmp_path: Path) -> None:
     from export_queue.core.client import Store
 
@@ -419,6 +445,7 @@ def test_all_examples_run_together_on_one_store(
         "frames",
         "index_by_city",
         "set_up_orders",
+        "two_copies_as_one",
         "recount_and_publish",
         "mapped_drain",
         "local_drain",

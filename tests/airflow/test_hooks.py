@@ -581,6 +581,46 @@ def test_a_sink_of_ones_own_needs_no_connection() -> None:
         assert resolve_sink(sink_conn_id=None, sink_options=None, sink=given).spec == SinkSpec(**described)
 
 
+def composite(*parts: Any) -> dict[str, Any]:
+    return {"kind": "composite", "options": {"parts": [*parts]}}
+
+
+def test_parts_of_a_composite_sink_may_be_connections(connect: Any) -> None:
+    connect("cache", conn_type="redis", host="h", password=PASSWORD)
+    connect("copies", conn_type="sqlite", host="/copies.db")
+    own = {"kind": "redis", "options": {"host": "other"}, "name": "other"}
+    sink = composite({"conn_id": "copies"}, composite({"conn_id": "cache", "options": {"key": "k:$id"}}, own))
+    for given in (sink, json.dumps(sink)):
+        found = resolve_sink(sink_conn_id=None, sink_options=None, sink=given)
+        assert found.spec.name == "copies + cache + other"
+        assert [leaf.name for leaf in found.spec.leaves()] == ["copies", "cache", "other"]
+        cache = found.spec.leaves()[1]
+        assert (cache.options["key"], cache.secrets) == ("k:$id", {"password": "env:XQ_SINK_CACHE_PASSWORD"})
+        assert found.variables == {"XQ_SINK_CACHE_PASSWORD": PASSWORD}
+        assert PASSWORD not in f"{found} {found.spec.to_json()}"
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ({"conn_id": "nowhere"}, "nowhere"),
+        ({"conn_id": ""}, "conn_id of a part: expected text"),
+        ({"conn_id": "cache", "kind": "redis"}, "expected options besides it, found kind"),
+        ({"conn_id": "cache", "options": ["key"]}, "options of part 'cache': expected names and values"),
+        ({"conn_id": "cache", "options": {"password": PASSWORD}}, "password belongs in connection 'cache'"),
+        ({"conn_id": "cache", "options": {"guard": "fence"}}, "needs the guard seq"),
+        ("cache", "a part of a composite sink: the description of a sink"),
+    ],
+)
+def test_a_part_of_a_composite_sink_that_is_not_described_well_is_refused(
+    connect: Any, part: Any, expected: str
+) -> None:
+    connect("cache", conn_type="redis", host="h")
+    with pytest.raises(ConfigurationError, match=expected) as caught:
+        resolve_sink(sink_conn_id=None, sink_options=None, sink=composite(part))
+    assert PASSWORD not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

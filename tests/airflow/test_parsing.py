@@ -17,6 +17,7 @@ DAGS = (
     "add_a_reader",
     "business_tables",
     "index_by_city",
+    "two_copies_as_one",
     "recount",
     "publish",
     "set_up_orders",
