@@ -111,8 +111,8 @@ def check_frame(df: DataFrame) -> None:
     if df.isStreaming:
         raise InvalidArgument(
             "expected a DataFrame of a batch, found a streaming one",
-            hint="call write_transactional for each batch: df.writeStream.foreachBatch, with an idempotency key of "
-            "query and batch",
+            hint="call write_transactional for each batch: df.writeStream.foreachBatch, with an idempotency key of the "
+            "query's id and the batch's; docs/streaming.md has the function",
         )
 
 

@@ -159,7 +159,8 @@ class Driver:
             found = self._lines.get(timeout=PATIENCE)
         except queue.Empty:
             found = ["silent"]
-        assert found[0] not in ("gone", "silent"), f"the driver is {found[0]}: {self._log.read_text(errors="replace")[-3000:]}"
+        log = self._log.read_text(errors="replace")
+        assert found[0] not in ("gone", "silent"), f"the driver is {found[0]}: {log[-3000:]}"
         return found
 
     def wait_for(self, *words: str) -> None:
