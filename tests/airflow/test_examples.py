@@ -444,6 +444,7 @@ def test_all_examples_run_together_on_one_store(
         "exporters",
         "frames",
         "index_by_city",
+        "sales_by_day",
         "set_up_orders",
         "two_copies_as_one",
         "recount_and_publish",

@@ -18,6 +18,7 @@ DAGS = (
     "business_tables",
     "index_by_city",
     "two_copies_as_one",
+    "sales_by_day",
     "recount",
     "publish",
     "set_up_orders",

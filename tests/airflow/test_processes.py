@@ -39,7 +39,7 @@ from export_queue.operators import ExportQueueDrainOperator
 with DAG("told", schedule=None):
     ExportQueueDrainOperator(task_id="drain", queue_id="told", sink_conn_id="in_airflow")
 """
-DAGS = ("mirror_a_query", "one_transaction", "rebuild_an_index", "wait_for_export")
+DAGS = ("mirror_a_query", "one_transaction", "rebuild_an_index", "sales_by_day", "wait_for_export")
 
 pytestmark = [
     pytest.mark.full("Airflow's four processes; test_examples runs the same DAGs in one process"),
@@ -207,6 +207,25 @@ def test_a_sensor_waits_on_the_triggerer_until_the_sink_has_the_change(airflow: 
         drains.join()
     assert set(states.values()) == {"success"}
     assert [json.loads(document) for document in copy.records().values()] == [{"cents": 250}]
+
+
+def test_a_partition_passes_from_the_queue_to_the_report(airflow: AirflowProcesses, site: Site, store: Store) -> None:
+    airflow.unpause("publish_sales")
+    days = {"2026-05-17", "2026-05-18"}
+    for day in sorted(days):
+        airflow.wait_for("count_sales", airflow.trigger("count_sales", partition_key=day))
+
+    def published() -> set[str]:
+        runs = airflow.ask("/dags/publish_sales/dagRuns")["dag_runs"]
+        return {run["partition_key"] for run in runs if run["state"] == "success"}
+
+    # Airflow has also counted yesterday, since the DAG is due.
+    wait_until(lambda: published() >= days, "not each day is published", seconds=RUN_SECONDS, pause=0.5)
+    events = airflow.ask("/assets/events?source_dag_id=publish_sales")["asset_events"]
+    assert {event["partition_key"] for event in events} >= days
+    assert sum(event["extra"]["acknowledged"] for event in events) == 2 * len(events)
+    rows = site.database("reports").execute("select id from sales_by_day_live where id like '2026-05-%' order by id")
+    assert [name for (name,) in rows] == [f"{day} {article}" for day in sorted(days) for article in ("apple", "pear")]
 
 
 def test_one_transaction_spans_the_processes_of_its_tasks(airflow: AirflowProcesses, store: Store) -> None:

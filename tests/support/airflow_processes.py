@@ -98,13 +98,17 @@ class AirflowProcesses:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
-    def trigger(self, dag_id: str, **conf: Any) -> str:
-        """Start a run of a DAG once the DAG processor has found it, and return the id of the run."""
+    def unpause(self, dag_id: str) -> None:
+        """Let a DAG run once the DAG processor has found it."""
         wait_until(
             lambda: self._has(dag_id), f"the DAG processor has not found {dag_id}", seconds=RUN_SECONDS, pause=0.5
         )
         self.ask(f"/dags/{dag_id}", method="PATCH", body={"is_paused": False})
-        body = {"logical_date": None, "conf": conf}
+
+    def trigger(self, dag_id: str, *, partition_key: str | None = None, **conf: Any) -> str:
+        """Start a run of a DAG once the DAG processor has found it, and return the id of the run."""
+        self.unpause(dag_id)
+        body = {"logical_date": None, "conf": conf, "partition_key": partition_key}
         return str(self.ask(f"/dags/{dag_id}/dagRuns", method="POST", body=body)["dag_run_id"])
 
     def states(self, dag_id: str, run_id: str) -> dict[str, str]:
