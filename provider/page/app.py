@@ -28,6 +28,8 @@ Known = Callable[[str, Request], str]
 
 MOST_CHANGED = 1000
 """Maximum number of dead letters that one form retries or drops."""
+FORM_BYTES = 1 << 18
+"""Maximum size of a form. It holds a selection, which came in an address, and servers limit addresses more strictly."""
 LOCK_SECONDS = 5.0
 """How long a retry waits for drains of the same units."""
 STORES_AT_ONCE = 8
@@ -150,7 +152,12 @@ def _add_store(app: FastAPI, known: Known) -> None:
 
 
 async def _token(request: Request) -> str:
-    form = parse_qs((await request.body()).decode("utf-8", "replace"))
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > FORM_BYTES:
+            raise StoreProblem("The form is larger than those of the pages. Nothing was changed.", "", status=413)
+    form = parse_qs(body.decode("utf-8", "replace"))
     return form.get("token", [""])[0]
 
 

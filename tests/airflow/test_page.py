@@ -300,6 +300,9 @@ def test_a_post_without_the_token_of_its_own_confirmation_changes_nothing(
     assert op.post(drop, params={"token": mine}).status_code == 403  # in the address, as a link could have it
     for method in ("GET", "PUT", "DELETE"):
         assert op.request(method, drop, params={"token": mine}).status_code in (404, 405)
+    for length, status in ((1 << 18, 413), (100_000, 403)):
+        answer = op.post(drop, data={"token": "x" * length})
+        assert answer.status_code == status
     monkeypatch.setattr(access, "FORM_SECONDS", -1)
     assert op.post(drop, data={"token": mine}).status_code == 403
     assert contents(letters) == before
