@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from export_queue.core.drivers import ELASTICSEARCH_CONNECTION, basic_auth, client_arguments
-from export_queue.core.errors import SinkConfigurationError, SinkUnavailable
+from export_queue.core.drivers import ELASTICSEARCH_CONNECTION, Driver, basic_auth, client_arguments
+from export_queue.core.errors import SinkConfigurationError
 from export_queue.core.references import has_password
 from export_queue.hooks.sink import TEST_SECONDS, SinkHook
 
@@ -37,6 +39,8 @@ class ElasticsearchSinkHook(SinkHook):
         "password": "…",
     }
     from_connection = frozenset(("hosts", "username", "password", "api_key", "client_options"))
+    driver: ClassVar[Driver] = ELASTICSEARCH_CONNECTION
+    """The extras of its connections."""
 
     def __init__(self, elasticsearch_conn_id: str = default_conn_name, **kwargs: Any) -> None:
         super().__init__(elasticsearch_conn_id, **kwargs)
@@ -59,12 +63,13 @@ class ElasticsearchSinkHook(SinkHook):
 
     def _target(self, connection: Connection) -> tuple[dict[str, Any], dict[str, str]]:
         where = f"connection {self.sink_conn_id!r}"
-        extra = ELASTICSEARCH_CONNECTION.read(connection.extra_dejson, where=where, error=SinkConfigurationError)
+        extra = self.driver.read(connection.extra_dejson, where=where, error=SinkConfigurationError)
         if not connection.host:
             raise SinkConfigurationError(f"{where} names no host")
         scheme = _scheme(connection.schema, extra.pop("scheme", None), extra.pop("use_ssl", None), where)
         names = [name.strip() for name in connection.host.split(",") if name.strip()]
-        target: dict[str, Any] = {"hosts": [_node(name, scheme, connection.port, where) for name in names]}
+        prefix = (extra.pop("url_prefix", None) or "").strip("/")
+        target: dict[str, Any] = {"hosts": [_node(name, scheme, connection.port, prefix, where) for name in names]}
         api_key = extra.pop("api_key", None)
         seconds = [extra.pop(name) for name in ("request_timeout", "timeout") if name in extra]
         if len(seconds) > 1:
@@ -72,7 +77,7 @@ class ElasticsearchSinkHook(SinkHook):
         if seconds:
             target["timeout"] = seconds[0]
         if extra:
-            target["client_options"] = client_arguments(extra, target["hosts"])
+            target["client_options"] = client_arguments(extra, target["hosts"], kind=self.kind)
         if api_key is not None:
             if connection.login or connection.password:
                 raise SinkConfigurationError(f"{where}: give either api_key, or login and password")
@@ -84,21 +89,14 @@ class ElasticsearchSinkHook(SinkHook):
         return target, {"password": connection.password} if connection.password else {}
 
     def _probe(self) -> str:
-        import elasticsearch
+        target, secrets = self._target(self._find())
+        with closing(self._sink(**{**target, **secrets, "timeout": TEST_SECONDS})) as sink:
+            return str(sink.probe())
 
-        with self.get_conn() as client:
-            nodes = ", ".join(str(node.base_url) for node in client.transport.node_pool.all())
-            try:
-                # servers of 8.x and of 9.x understand this
-                accept = {"accept": "application/vnd.elasticsearch+json; compatible-with=8"}
-                health = client.perform_request("GET", "/_cluster/health", headers=accept).body
-            except elasticsearch.AuthorizationException:
-                return f"Elasticsearch at {nodes}; the user may not see the cluster's health, and need not"
-            except elasticsearch.TransportError as error:
-                raise SinkUnavailable(
-                    f"Elasticsearch at {nodes}: {error.message}"
-                ) from None  # the text of an error of transport names no cause
-        return f"Elasticsearch at {nodes}, cluster {health['cluster_name']}, status {health['status']}"
+    def _sink(self, **arguments: Any) -> Any:
+        from export_queue.core.sinks import ElasticsearchSink
+
+        return ElasticsearchSink(**arguments)
 
 
 def _scheme(schema: str | None, scheme: str | None, use_ssl: bool | None, where: str) -> str | None:
@@ -114,15 +112,18 @@ def _scheme(schema: str | None, scheme: str | None, use_ssl: bool | None, where:
     return next(iter(found.values()), None)
 
 
-def _node(name: str, scheme: str | None, port: int | None, where: str) -> str:
-    """Make the URL of a node. Its name may be a URL, which must not contradict the connection."""
+def _node(name: str, scheme: str | None, port: int | None, prefix: str, where: str) -> str:
+    """Make the URL of a node. Its name may be a URL, which must not contradict the connection.
+
+    :param prefix: what begins the path of every request, without slashes around it.
+    """
     bare = f"[{name}]" if name.count(":") > 1 and "://" not in name and not name.startswith("[") else name
     try:
         url = urlsplit(name if "://" in name else f"//{bare}")
         found, host = url.port, url.hostname
     except ValueError:
         host = None
-    if not host or has_password(name) or "@" in name or "?" in name or "#" in name:
+    if not host or has_password(name) or "@" in name or re.search(r"[?#]", name + prefix):
         raise SinkConfigurationError(
             f"{where}: expected a host, or its URL without user, password and options (what was found is not shown)"
         )
@@ -132,5 +133,9 @@ def _node(name: str, scheme: str | None, port: int | None, where: str) -> str:
         )
     if found and port and found != port:
         raise SinkConfigurationError(f"{where}: two ports are named, {found} and {port}")
+    path = url.path.strip("/")
+    if path and prefix and path != prefix:
+        raise SinkConfigurationError(f"{where}: two prefixes are named, /{path} and url_prefix /{prefix}")
     place = f"[{host}]" if ":" in host else host
-    return f"{url.scheme or scheme or 'http'}://{place}:{found or port or 9200}{url.path.rstrip('/')}"
+    path = f"/{path or prefix}".rstrip("/")
+    return f"{url.scheme or scheme or 'http'}://{place}:{found or port or 9200}{path}"

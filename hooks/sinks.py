@@ -10,6 +10,7 @@ from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.hooks.connections import find_connection
 from export_queue.hooks.described import Described
 from export_queue.hooks.elasticsearch import ElasticsearchSinkHook
+from export_queue.hooks.opensearch import OpenSearchSinkHook
 from export_queue.hooks.redis import RedisSinkHook
 from export_queue.hooks.sql import SqlSinkHook
 
@@ -21,6 +22,7 @@ _HOOKS: tuple[type[RedisSinkHook] | type[SqlSinkHook] | type[ElasticsearchSinkHo
     RedisSinkHook,
     SqlSinkHook,
     ElasticsearchSinkHook,
+    OpenSearchSinkHook,
 )
 
 

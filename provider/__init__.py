@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         FencedSink,
         FloorRecord,
         MemorySink,
+        OpenSearchSink,
         Operations,
         PointingSink,
         Put,
@@ -200,6 +201,7 @@ __all__ = [
     "MirrorRefused",
     "MirrorReport",
     "NotExported",
+    "OpenSearchSink",
     "Operations",
     "OptionsDiffer",
     "OtherCluster",
@@ -293,7 +295,7 @@ _ROOMS = {
     "segments": "Candidates CompactionReport",
     "sinks": (
         "ApplyResult BoundSink Capabilities Claim ControlRecord Delete ElasticsearchSink ErrorRow ErrorTable Fate "
-        "FencedSink FloorRecord MemorySink Operations PointingSink Put RedisSink Rejection RepairableSink "
+        "FencedSink FloorRecord MemorySink OpenSearchSink Operations PointingSink Put RedisSink Rejection RepairableSink "
         "ScannableSink SearchableSink Sink SinkSpec SqlSink StoredRecords SweepableSink "
         "apply_batch check_owner raise_floor refuse_seqs register_store stale_rank"
     ),

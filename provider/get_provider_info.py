@@ -44,7 +44,7 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [
             {
                 "integration-name": INTEGRATION,
-                "python-modules": _modules("hooks", "export_queue", "redis", "elasticsearch", "sql", "sink"),
+                "python-modules": _modules("hooks", "export_queue", "redis", "elasticsearch", "opensearch", "sql", "sink"),
             }
         ],
         "operators": [

@@ -37,9 +37,17 @@ from export_queue.core.sinks import SinkSpec, is_kind
 SINK_PASSWORD = "EXPORT_QUEUE_SINK_PASSWORD"
 """The environment variable of this process that passes on the password of a sink's URL."""
 _EXAMPLES = (
-    "expected redis://host:6379/0, https://host:9200, postgresql://user@host/db, mysql://user@host/db or sqlite:///path"
+    "expected redis://host:6379/0, https://host:9200, opensearch+https://host:9200, postgresql://user@host/db, "
+    "mysql://user@host/db or sqlite:///path"
 )
 _AIRFLOW = "airflow:"
+_SEARCH_SCHEMES = {
+    "http": ("elasticsearch", "http"),
+    "https": ("elasticsearch", "https"),
+    "opensearch+http": ("opensearch", "http"),
+    "opensearch+https": ("opensearch", "https"),
+}
+"""By scheme of a URL: the kind of sink, and the scheme of its hosts."""
 _KINDS = "a URL with ://, a kind of sink or module:factory"
 _CONNECTION = re.compile(r"[A-Za-z0-9_.-]+")
 _OPEN_STORE = "export_queue.hooks:open_store_of_connection"
@@ -205,8 +213,12 @@ def _read_json(text: str, where: str) -> dict[str, Any]:
 
 def _from_url(text: str) -> tuple[dict[str, Any], str | None]:
     scheme = text.partition("://")[0]
-    if scheme in ("redis", "rediss", "http", "https"):
+    if scheme in ("redis", "rediss", *_SEARCH_SCHEMES):
         return _from_server_url(text)
+    if scheme == "opensearch":
+        raise InvalidArgument(
+            "the URL of the sink: expected opensearch+https://host:port, or opensearch+http://host:port without TLS"
+        )
     url = parse_url(text, where="the URL of the sink", hint=_EXAMPLES)
     check_sql_url(url, where="the URL of the sink")
     bare = url._replace(password=None).difference_update_query(["password"])  # set() would keep it
@@ -219,14 +231,15 @@ def _from_server_url(text: str) -> tuple[dict[str, Any], str | None]:
         host, port = url.hostname, url.port
     except ValueError:
         raise InvalidArgument("the URL of the sink cannot be read: expected scheme://host:port") from None
-    if not host or url.fragment or (url.query and url.scheme in ("http", "https")):
+    if not host or url.fragment or (url.query and url.scheme in _SEARCH_SCHEMES):
         raise InvalidArgument("the URL of the sink: expected scheme://user@host:port; options go with --sink-option")
     options: dict[str, Any] = {} if url.username in (None, "") else {"username": unquote(url.username or "")}
     password = None if not url.password else unquote(url.password)
-    if url.scheme in ("http", "https"):
+    if url.scheme in _SEARCH_SCHEMES:
+        kind, scheme = _SEARCH_SCHEMES[url.scheme]
         literal = f"[{host}]" if ":" in host else host
-        options["hosts"] = f"{url.scheme}://{literal}{f':{port}' if port else ''}{url.path.rstrip('/')}"
-        return {"kind": "elasticsearch", "options": options}, password
+        options["hosts"] = f"{scheme}://{literal}{f':{port}' if port else ''}{url.path.rstrip('/')}"
+        return {"kind": kind, "options": options}, password
     try:
         pairs = parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query))
     except ValueError:

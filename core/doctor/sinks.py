@@ -19,7 +19,7 @@ def extras_of_sink(spec: SinkSpec) -> set[str]:
     """Return the extras of this library that a sink needs."""
     found = set()
     for part in spec.leaves():
-        if part.kind in ("redis", "elasticsearch"):
+        if part.kind in ("redis", "elasticsearch", "opensearch"):
             found.add(part.kind)
         elif part.kind == "sql" and isinstance(url := part.options.get("url"), str):
             found.add(_EXTRAS_OF_URLS.get(sa.make_url(url).get_backend_name(), ""))

@@ -3,7 +3,7 @@
 from export_queue.core.drivers.clients import basic_auth, check_redis_tls, client_arguments, redis_target, redis_tls
 from export_queue.core.drivers.mysql import mysql_options
 from export_queue.core.drivers.options import Driver, check_files, flag, seconds, text
-from export_queue.core.drivers.tables import ELASTICSEARCH_CONNECTION, POSTGRESQL, SQLITE
+from export_queue.core.drivers.tables import ELASTICSEARCH_CONNECTION, OPENSEARCH_CONNECTION, POSTGRESQL, SQLITE
 from export_queue.core.drivers.urls import (
     bare_url,
     check_postgresql_files,
@@ -19,6 +19,7 @@ from export_queue.core.drivers.urls import (
 
 __all__ = [
     "ELASTICSEARCH_CONNECTION",
+    "OPENSEARCH_CONNECTION",
     "POSTGRESQL",
     "SQLITE",
     "Driver",

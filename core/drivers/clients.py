@@ -1,4 +1,4 @@
-"""Options of a Redis or Elasticsearch connection besides its address, as arguments of the client."""
+"""Options of a Redis, Elasticsearch or OpenSearch connection besides its address, as arguments of the client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ssl import PROTOCOL_TLS_CLIENT, SSLContext, TLSVersion
 from typing import Any
 
 from export_queue.core.drivers.options import check_files
-from export_queue.core.drivers.tables import ELASTICSEARCH, REDIS_CONNECTION, REDIS_TLS
+from export_queue.core.drivers.tables import ELASTICSEARCH, OPENSEARCH, REDIS_CONNECTION, REDIS_TLS
 from export_queue.core.errors import ExportQueueError, InvalidArgument, SinkConfigurationError
 
 _CA = ("ssl_ca_certs", "ssl_ca_path", "ssl_ca_data")
@@ -78,13 +78,17 @@ def check_redis_tls(options: Mapping[str, Any], *, where: str, error: type[Expor
         raise error(f"{where}: the files or ciphers of TLS: {problem}") from None
 
 
-def client_arguments(given: Mapping[str, Any], hosts: Sequence[str]) -> dict[str, Any]:
-    """Read options of Elasticsearch's client, or refuse demands that the client would silently drop."""
-    options = ELASTICSEARCH.read(given, where="client_options", error=SinkConfigurationError)
+def client_arguments(given: Mapping[str, Any], hosts: Sequence[str], *, kind: str) -> dict[str, Any]:
+    """Read options of a client, or refuse demands that the client would silently drop.
+
+    :param kind: ``elasticsearch`` or ``opensearch``.
+    """
+    driver = OPENSEARCH if kind == "opensearch" else ELASTICSEARCH
+    options = driver.read(given, where="client_options", error=SinkConfigurationError)
     for host in hosts:
         if "?" in host or "#" in host or "@" in host:
             raise SinkConfigurationError("hosts: expected https://host:port, without a user and options")
-    tls = options.keys() - {"http_compress"}
+    tls = options.keys() - {"http_compress", "opaque_id"}
     if tls and not all(host.lower().startswith("https://") for host in hosts):
         raise SinkConfigurationError(
             f"client_options: {', '.join(sorted(tls))} with a host that is used without TLS",

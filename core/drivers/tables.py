@@ -177,3 +177,27 @@ ELASTICSEARCH_CONNECTION = Driver(
     },
 )
 """What a connection to Elasticsearch takes besides its address."""
+
+OPENSEARCH = Driver("OpenSearch", {**ELASTICSEARCH.takes, "opaque_id": text}, refuses=ELASTICSEARCH.refuses)
+"""The client's arguments that users may give. The library sets the others, or they are secrets."""
+
+OPENSEARCH_CONNECTION = Driver(
+    "OpenSearch",
+    {
+        **OPENSEARCH.takes,
+        "scheme": one_of("http", "https"),
+        **_each("request_timeout timeout", seconds),
+        "url_prefix": text,
+        "use_ssl": flag,
+    },
+    refuses={
+        **_each("hosts host password port user", _ADDRESS),
+        **_each("max_retries retry_on_status retry_on_timeout", "only the drain decides when to retry"),
+        **_each("api_key basic_auth bearer_auth http_auth", "give login and password"),
+        **_each("aws_conn_id region region_name service", _IAM),
+        "connection_class": "the library has its own connections; remove it",
+        "headers": "they may hold secrets; give login and password",
+        "log_query": _OF_AIRFLOWS_HOOK,
+    },
+)
+"""What a connection to OpenSearch takes besides its address: what Airflow's OpenSearchHook reads, and TLS."""

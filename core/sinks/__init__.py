@@ -1,6 +1,6 @@
 """Sinks: the systems that serve copies of the committed data.
 
-The sinks for Redis, Elasticsearch and SQL are imported at their first use, so that a sink can be described without
+The sinks for Redis, Elasticsearch, OpenSearch and SQL are imported at their first use, so that a sink can be described without
 their clients.
 """
 
@@ -53,7 +53,7 @@ from export_queue.core.sinks.protocol import (
 from export_queue.core.sinks.spec import SinkSpec, binding_of, is_kind, opened_sink
 
 if TYPE_CHECKING:
-    from export_queue.core.sinks.elasticsearch import ElasticsearchSink
+    from export_queue.core.sinks.elasticsearch import ElasticsearchSink, OpenSearchSink
     from export_queue.core.sinks.redis import RedisSink
     from export_queue.core.sinks.sql import SqlSink
 
@@ -76,6 +76,7 @@ __all__ = [
     "FencedSink",
     "FloorRecord",
     "MemorySink",
+    "OpenSearchSink",
     "Operations",
     "OperationsBuilder",
     "PointingSink",
@@ -116,7 +117,7 @@ __all__ = [
 ]
 
 
-_LAZY = {"ElasticsearchSink": "elasticsearch", "RedisSink": "redis", "SqlSink": "sql"}
+_LAZY = {"ElasticsearchSink": "elasticsearch", "OpenSearchSink": "elasticsearch", "RedisSink": "redis", "SqlSink": "sql"}
 
 
 def __getattr__(name: str) -> Any:

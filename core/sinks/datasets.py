@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TEMPLATES: Mapping[str, tuple[str, str]] = {
     "elasticsearch": ("index", "$collection"),
+    "opensearch": ("index", "$collection"),
     "redis": ("key", "$collection:$id"),
     "sql": ("table", "$collection"),
 }
@@ -102,7 +103,7 @@ def _dataset(sink: SinkSpec, collection: str | None) -> Dataset:
     if sink.kind == "redis":
         place = f"{options.get('host') or 'localhost'}:{options.get('port') or 6379}"
         return Dataset(f"redis://{place}", (f"{options.get('db') or 0}/{name}",))
-    return Dataset(f"elasticsearch://{_node(options.get('hosts'))}", (name,))
+    return Dataset(f"{sink.kind}://{_node(options.get('hosts'))}", (name,))
 
 
 def _filled(template: str, collection: str | None) -> str:

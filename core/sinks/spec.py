@@ -26,13 +26,15 @@ from export_queue.core.sinks.protocol import BoundSink, Sink, check_sink
 
 _BUILT_IN = {
     "elasticsearch": "export_queue.core.sinks.elasticsearch:ElasticsearchSink",
+    "opensearch": "export_queue.core.sinks.elasticsearch:OpenSearchSink",
     "memory": "export_queue.core.sinks.memory:MemorySink",
     "redis": "export_queue.core.sinks.redis:RedisSink",
     "sql": "export_queue.core.sinks.sql:SqlSink",
 }
 _COMPOSITE = "composite"
+_SEARCH = ("elasticsearch", "opensearch")
 _FIELDS = ("kind", "options", "secrets", "name")
-_LOOKED_UP_AGAIN = {"elasticsearch": ("password", "api_key"), "redis": ("password",), "sql": ("password",)}
+_LOOKED_UP_AGAIN = {"elasticsearch": ("password", "api_key"), **dict.fromkeys(("opensearch", "redis", "sql"), ("password",))}
 """Secrets that may change while a sink is open."""
 _OWN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _SECRET_NAME = re.compile(r"passw|passphrase|pwd|secret|token|credential|api_?key|private_?key", re.IGNORECASE)
@@ -50,8 +52,8 @@ _TYPE_NAMES: Mapping[Any, str] = {
 class SinkSpec:
     """The description of a sink. It contains no secret.
 
-    :param kind: ``elasticsearch``, ``memory``, ``redis``, ``sql``, ``composite``, or ``module:factory`` for a sink
-        of your own.
+    :param kind: ``elasticsearch``, ``memory``, ``opensearch``, ``redis``, ``sql``, ``composite``, or
+        ``module:factory`` for a sink of your own.
     :param options: arguments of the sink: JSON values without passwords. A composite sink has one option ``parts``, a
         list of descriptions, each with its own secrets.
     :param secrets: further arguments, as references: ``env:NAME``, ``file:/PATH`` or ``module:callable``.
@@ -324,8 +326,8 @@ def _refuse_unkept(options: Mapping[str, Any], kind: str) -> None:
             parse_url(url, where=where, error=SinkConfigurationError), where=where, error=SinkConfigurationError
         )
     hosts = options.get("hosts")
-    if kind == "elasticsearch" and isinstance(options.get("client_options"), dict):
-        client_arguments(options["client_options"], [hosts] if isinstance(hosts, str) else hosts or [])
+    if kind in _SEARCH and isinstance(options.get("client_options"), dict):
+        client_arguments(options["client_options"], [hosts] if isinstance(hosts, str) else hosts or [], kind=kind)
     tls, where = options.get("ssl_options"), f"option 'ssl_options' of sink {kind}"
     if kind == "redis" and isinstance(tls, dict):
         redis_tls(tls, ssl=bool(options.get("ssl")), where=where, error=SinkConfigurationError)
@@ -340,7 +342,7 @@ def _default_name(spec: SinkSpec) -> str:
     if spec.kind == "redis":
         host = options.get("host") or spec.secrets.get("host", "localhost")
         return f"redis://{host}:{options.get('port', 6379)}/{options.get('db', 0)}"
-    if spec.kind == "elasticsearch":
+    if spec.kind in _SEARCH:
         hosts = options.get("hosts") or "http://localhost:9200"
         return ",".join(map(str, hosts)) if isinstance(hosts, list) else str(hosts)
     if spec.kind == "sql":

@@ -14,6 +14,8 @@ from export_queue.core.spark.start import start_deadline, start_spark, submitted
 from export_queue.core.store import StoreSpec
 
 _FORKABLE = {"psycopg", "redis"}
+_CLIENTS = {"elasticsearch": "elastic_transport", "opensearch": "elastic_transport", "redis": "redis"}
+"""By kind of sink: the module of its client."""
 
 
 def connect(
@@ -74,4 +76,4 @@ def _sink_modules(sink: SinkSpec) -> list[str]:
         return [sink.kind.partition(":")[0]]
     if sink.kind == "sql" and str(sink.options.get("url", "")).startswith("postgresql"):
         return ["psycopg"]
-    return [sink.kind] if sink.kind in ("elasticsearch", "redis") else []
+    return [_CLIENTS[sink.kind]] if sink.kind in _CLIENTS else []

@@ -56,6 +56,8 @@ class ElasticsearchServer(Server):
     """
 
     product = "Elasticsearch"
+    kind = "elasticsearch"
+    """The kind of sink."""
     stop_signals = (signal.SIGTERM,)
     start_seconds = 120
     user = "export_queue"
@@ -83,6 +85,13 @@ class ElasticsearchServer(Server):
     def url(self) -> str:
         """Where it answers; user and password are not in it."""
         return f"http://{self.host}:{self.port}"
+
+    @property
+    def sink(self) -> type[Any]:
+        """The class of its sinks."""
+        from export_queue import ElasticsearchSink
+
+        return ElasticsearchSink
 
     def request(self, method: str, path: str, body: object = None, *, user: str | None = None) -> tuple[int, Any]:
         """Ask the server, without any client.

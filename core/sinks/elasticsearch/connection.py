@@ -1,30 +1,34 @@
-"""A client of Elasticsearch that never repeats a request on its own."""
+"""A client of Elasticsearch and OpenSearch that never repeats a request on its own.
+
+It is the transport on which Elasticsearch's own client stands. That client would refuse OpenSearch.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
 
 import elastic_transport
-import elasticsearch
+from elastic_transport.client_utils import url_to_node_config
 
 from export_queue.core.drivers import basic_auth
 from export_queue.core.errors import ExportQueueError, SinkConfigurationError, SinkRefused, SinkUnavailable
 from export_queue.core.retry import Retry
 from export_queue.core.sinks.elasticsearch.answers import ERRORS, NO_ANSWER, Outcome, whole
+from export_queue.core.sinks.elasticsearch.products import OPENSEARCH, Product, is_elasticsearch, product_of
 from export_queue.core.sinks.error_table import Fate
 
 Result = TypeVar("Result")
 Secret = str | Callable[[], str] | None
 """A secret, or a function that returns it."""
 
-# servers of 8.x and 9.x understand 8; by default a client asks for its own version
-_JSON = "application/vnd.elasticsearch+json; compatible-with=8"
-_LINES = "application/vnd.elasticsearch+x-ndjson; compatible-with=8"
-_HEADERS = {"accept": _JSON, "content-type": _JSON}
-_BULK_HEADERS = {"accept": _JSON, "content-type": _LINES}
+_OPAQUE_ID = "opaque_id"
+_JSON = elastic_transport.OrjsonSerializer()
+_SERIALIZERS = {"application/json": _JSON, "application/vnd.elasticsearch+json": _JSON}
 
 
 class _Quiet(threading.local):
@@ -57,9 +61,29 @@ class PutOff(Exception):
         self.final = final
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Client:
+    """Open connections, and the headers of one set of secrets."""
+
+    transport: elastic_transport.Transport
+    headers: Mapping[str, str] = field(repr=False)
+
+    def send(
+        self, method: str, path: str, params: Mapping[str, str] | None, headers: Mapping[str, str], body: Any
+    ) -> tuple[int, Mapping[str, str], Any]:
+        """Send one request, and return the status, the headers and the body of the answer."""
+        target = f"{path}?{urlencode(params, safe=',*', quote_via=quote)}" if params else path
+        with _quiet:
+            meta, answer = self.transport.perform_request(
+                method, target, headers={**self.headers, **headers}, body=body
+            )
+        return meta.status, meta.headers, answer
+
+
 class Connection:
     """A client that is created at its first use, and again when the server refuses its secrets.
 
+    :param product: what the server is.
     :param hosts: URLs of the cluster's nodes.
     :param api_key: replaces user and password.
     :param timeout: seconds to wait for an answer.
@@ -72,6 +96,7 @@ class Connection:
 
     def __init__(
         self,
+        product: Product,
         hosts: Sequence[str],
         *,
         username: str | None,
@@ -80,6 +105,7 @@ class Connection:
         timeout: float,
         options: Mapping[str, Any],
     ) -> None:
+        self._product = product
         self._hosts = list(hosts)
         self._username = username
         self._secrets = _Secrets(password=password, api_key=api_key)
@@ -88,11 +114,13 @@ class Connection:
         """Time limit for the server, so that its own answer comes before the time-out."""
         self._options = dict(options)
         self._lock = threading.Lock()
-        self._client: elasticsearch.Elasticsearch | None = None
-        self._retired: list[elasticsearch.Elasticsearch] = []
+        self._client: _Client | None = None
+        self._retired: list[_Client] = []
         """Clients whose secrets were refused. Other threads may still use them, and are refused too."""
+        self._greeted: _Client | None = None
+        """The client whose server is known to be of the product."""
         try:
-            elasticsearch.Elasticsearch(self._hosts, **self._options).close()
+            self._transport().close()
         except (TypeError, ValueError, OSError, elastic_transport.TransportError) as error:
             raise SinkConfigurationError(f"{self}: {error}") from None
 
@@ -109,7 +137,7 @@ class Connection:
         :param body: JSON, or the lines of a bulk request.
         :returns: the status, also of a refusal, and the answer.
         :raises SinkUnavailable: no answer arrived. The request may have taken effect.
-        :raises SinkConfigurationError: the server is not Elasticsearch.
+        :raises SinkConfigurationError: the server is another product.
         """
         client = self._opened()
         status, answer = self._send(client, method, path, params, body)
@@ -179,43 +207,37 @@ class Connection:
             clients, self._client, self._retired = [self._client, *self._retired], None, []
         for client in clients:
             if client is not None:
-                client.close()
+                client.transport.close()
 
     def _send(
-        self,
-        client: elasticsearch.Elasticsearch,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        body: Any,
+        self, client: _Client, method: str, path: str, params: Mapping[str, str] | None, body: Any
     ) -> tuple[int, Any]:
-        headers = _BULK_HEADERS if isinstance(body, bytes) else _HEADERS
-        if body is None:
-            headers = {"accept": _JSON}
         try:
-            with _quiet:
-                response = client.perform_request(method, path, params=params, headers=headers, body=body)
-        except elasticsearch.UnsupportedProductError:
-            raise self._foreign() from None
-        except elasticsearch.ApiError as error:
-            if error.meta.status == 404 and "x-elastic-product" not in error.meta.headers:
-                raise self._foreign() from None  # before anything is created there
-            return error.meta.status, error.body
+            if self._product is OPENSEARCH and self._greeted is not client:
+                status, headers, answer = client.send("GET", "/", None, self._product.headers(None), None)
+                if status in (200, 404) and product_of(answer)[0] is not OPENSEARCH:
+                    raise self._foreign(client)
+                if status not in (200, 403):  # a user who may not see the version may still write
+                    return status, answer
+                self._greeted = client
+            status, headers, answer = client.send(method, path, params, self._product.headers(body), body)
+            if is_elasticsearch(headers) is (self._product is OPENSEARCH) and (status < 300 or status == 404):
+                raise self._foreign(client)  # before anything is created there
+            return status, answer
         except elastic_transport.TlsError as error:
             raise SinkRefused(f"{self}: {error.message}", hint="check the certificates in client_options") from error
         except elastic_transport.TransportError as error:
             self.close()  # the secrets may have changed when the server returns
             raise ERRORS.find(NO_ANSWER).error(f"{self} does not answer: {error.message}") from error
-        return response.meta.status, response.body
 
-    def _opened(self) -> elasticsearch.Elasticsearch:
+    def _opened(self) -> _Client:
         with self._lock:
             if self._client is None:
                 self._secrets.find()
                 self._client = self._open()
             return self._client
 
-    def _renew(self, refused: elasticsearch.Elasticsearch) -> bool:
+    def _renew(self, refused: _Client) -> bool:
         """Look the secrets up again, and return whether the client has changed.
 
         :param refused: the client whose secrets the server refused.
@@ -229,28 +251,40 @@ class Connection:
             self._retired.append(refused)
         return True
 
-    def _foreign(self) -> SinkConfigurationError:
-        return SinkConfigurationError(f"{self}: what answers is not Elasticsearch")
+    def _foreign(self, client: _Client) -> SinkConfigurationError:
+        product, called = product_of(client.send("GET", "/", None, {"accept": "application/json"}, None)[2])
+        is_other = product not in (None, self._product)
+        return SinkConfigurationError(
+            f"{self}: what answers is {called}, expected {self._product.expected}",
+            hint=self._product.other if is_other else "check the address of the sink, and proxies in between",
+        )
 
-    def _open(self) -> elasticsearch.Elasticsearch:
+    def _open(self) -> _Client:
         api_key, username = self._secrets.found["api_key"], self._username
-        return elasticsearch.Elasticsearch(
-            self._hosts,
-            api_key=api_key,
-            basic_auth=None
-            if api_key or username is None
-            else basic_auth(username, self._secrets.found["password"] or ""),
+        headers = {"user-agent": "airflow-provider-export-queue"}
+        if _OPAQUE_ID in self._options:
+            headers["x-opaque-id"] = self._options[_OPAQUE_ID]
+        if api_key:
+            headers["authorization"] = f"ApiKey {api_key}"
+        elif username is not None:
+            headers["authorization"] = f"Basic {basic_auth(username, self._secrets.found['password'] or '')}"
+        return _Client(self._transport(), headers)
+
+    def _transport(self) -> elastic_transport.Transport:
+        options = {name: value for name, value in self._options.items() if name != _OPAQUE_ID}
+        nodes = [url_to_node_config(host).replace(**options, request_timeout=self.timeout) for host in self._hosts]
+        return elastic_transport.Transport(
+            nodes,
             # a lost request may have been applied; only the drain decides whether to repeat it
             max_retries=0,
             retry_on_timeout=False,
             retry_on_status=(),
-            request_timeout=self.timeout,
-            serializers={"application/vnd.elasticsearch+json": elasticsearch.OrjsonSerializer()},
-            **self._options,
+            serializers=_SERIALIZERS,
+            meta_header=False,
         )
 
     def __str__(self) -> str:
-        return f"Elasticsearch at {', '.join(host.partition('://')[2] or host for host in self._hosts)}"
+        return f"{self._product.name} at {', '.join(host.partition('://')[2] or host for host in self._hosts)}"
 
 
 class _Secrets:

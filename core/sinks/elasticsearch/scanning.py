@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from export_queue.core.errors import SinkUnavailable
 from export_queue.core.sinks.elasticsearch import indices
 from export_queue.core.sinks.elasticsearch.connection import Connection
 from export_queue.core.sinks.protocol import StoredRecords
@@ -26,28 +27,25 @@ def pages(
     """
     # a search misses what is not refreshed; a user who may not refresh gets the rest the next time
     connection.ask("POST", f"/{index}/_refresh")
-    pit = connection.demand("POST", f"/{index}/_pit", params={"keep_alive": _KEEP_ALIVE})["id"]
-    after = None
+    # a scroll, and no point in time, whose requests Elasticsearch and OpenSearch name and sort in different ways
+    body = {"size": size, "query": query, "sort": ["_doc"], "version": True, "_source": source}
+    found = connection.demand("POST", f"/{index}/_search", params={"scroll": _KEEP_ALIVE}, body=body)
     try:
-        while True:
-            body = {
-                "size": size,
-                "pit": {"id": pit, "keep_alive": _KEEP_ALIVE},
-                "query": query,
-                "sort": ["_shard_doc"],
-                "version": True,
-                "_source": source,
-                "track_total_hits": False,
-                **({} if after is None else {"search_after": after}),
-            }
-            found = connection.demand("POST", "/_search", body=body)
-            hits = found["hits"]["hits"]
-            if not hits:
-                return
-            pit, after = found.get("pit_id", pit), hits[-1]["sort"]
+        while hits := _hits(connection, index, found):
             yield hits
+            found = connection.demand(
+                "POST", "/_search/scroll", body={"scroll": _KEEP_ALIVE, "scroll_id": found["_scroll_id"]}
+            )
     finally:
-        connection.ask("DELETE", "/_pit", body={"id": pit})
+        connection.ask("DELETE", "/_search/scroll", body={"scroll_id": found["_scroll_id"]})
+
+
+def _hits(connection: Connection, index: str, found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the hits of a page. The server answers with those that it has, also if it cannot read all shards."""
+    if found.get("timed_out") or found["_shards"]["failed"]:
+        raise SinkUnavailable(f"{connection}, {index}: a shard cannot be read", hint="see the cluster's health")
+    hits: list[Mapping[str, Any]] = found["hits"]["hits"]
+    return hits
 
 
 def scan(connection: Connection, alias: str, index: str) -> Iterator[StoredRecords]:

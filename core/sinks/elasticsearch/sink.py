@@ -1,4 +1,4 @@
-"""The Elasticsearch sink: bulk requests in which the rank of each record is its external version."""
+"""The sinks for Elasticsearch and OpenSearch: bulk requests in which the rank of each record is its external version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from export_queue.core.drivers import check_files, client_arguments
 from export_queue.core.errors import (
@@ -30,6 +30,7 @@ from export_queue.core.sinks.control import check_loss, check_owner, stale_rank
 from export_queue.core.sinks.elasticsearch import indices, lines, scanning, sweep
 from export_queue.core.sinks.elasticsearch.answers import DONE, OF_DOCUMENTS, Answer, Outcome, items_of, whole
 from export_queue.core.sinks.elasticsearch.connection import Connection, PutOff, Secret
+from export_queue.core.sinks.elasticsearch.products import ELASTICSEARCH, OPENSEARCH, Product
 from export_queue.core.sinks.error_table import Fate
 from export_queue.core.sinks.naming import first_collection, is_fixed
 from export_queue.core.sinks.operations import Operations
@@ -70,6 +71,7 @@ class ElasticsearchSink:
     """
 
     capabilities = Capabilities(batch_rows=10_000, batch_bytes=8 << 20, binary_ids=False)
+    _product: ClassVar[Product] = ELASTICSEARCH
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class ElasticsearchSink:
         nodes = [hosts] if isinstance(hosts, str) else list(hosts)
         if not nodes or any(has_password(node) for node in nodes):
             raise SinkConfigurationError("hosts: expected https://host:port, without a password")
-        options = client_arguments(client_options or {}, nodes)
+        options = client_arguments(client_options or {}, nodes, kind=self._product.kind)
         files = ("ca_certs", "client_cert", "client_key")
         check_files(options, *files, where="client_options", error=SinkConfigurationError)
         if not timeout > 0:
@@ -103,7 +105,13 @@ class ElasticsearchSink:
         self._queue_id: str | None = None
         """The queue that is drained; None if the sink is used without a drain."""
         self._connection = Connection(
-            nodes, username=username, password=password, api_key=api_key, timeout=timeout, options=options
+            self._product,
+            nodes,
+            username=username,
+            password=password,
+            api_key=api_key,
+            timeout=timeout,
+            options=options,
         )
         self._floor = sweep.Floor(self._connection)
 
@@ -135,7 +143,7 @@ class ElasticsearchSink:
             self._prove_first(queue_id)
 
     def binding(self) -> Mapping[str, Any]:
-        return {"kind": "elasticsearch", "index": self._template}
+        return {"kind": self._product.kind, "index": self._template}
 
     def continue_drain(self, queue_id: str) -> None:
         self._queue_id = queue_id
@@ -539,7 +547,44 @@ class ElasticsearchSink:
         return str(self._connection)
 
     def __repr__(self) -> str:
-        return f"<ElasticsearchSink {self._connection} {self._template}>"
+        return f"<{type(self).__name__} {self._connection} {self._template}>"
+
+
+class OpenSearchSink(ElasticsearchSink):
+    """Documents in indices of one OpenSearch cluster. Each index has an alias that hides deleted records.
+
+    :param hosts: URL of the cluster, or URLs of several nodes.
+    :param username: the user.
+    :param password: the password, or a callable that returns it and is called again when the server refuses it.
+    :param index: template of the names that readers use, with ``$collection``. Each name is an alias of one index.
+    :param create_indices: whether to create missing indices, also the index of control records.
+    :param client_options: further arguments of the client: ``ca_certs``, ``ssl_assert_fingerprint``, ``verify_certs``,
+        ``client_cert``, ``client_key``, ``http_compress``, ``opaque_id``, …
+    :param timeout: seconds to wait for an answer. A batch that takes longer counts as failed.
+    :raises SinkConfigurationError: an option is not valid.
+    """
+
+    _product = OPENSEARCH
+
+    def __init__(
+        self,
+        hosts: str | Sequence[str] = "http://localhost:9200",
+        username: str | None = None,
+        password: Secret = None,
+        index: str = "$collection",
+        create_indices: bool = True,
+        client_options: Mapping[str, Any] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        super().__init__(
+            hosts,
+            username,
+            password,
+            index=index,
+            create_indices=create_indices,
+            client_options=client_options,
+            timeout=timeout,
+        )
 
 
 def _requests(operations: Operations) -> Iterator[_Request]:

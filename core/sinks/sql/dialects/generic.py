@@ -71,7 +71,8 @@ class GenericDialect(Dialect):
         except (ImportError, sa.exc.NoSuchModuleError) as error:
             raise SinkConfigurationError(
                 f"a sink on {url.drivername} needs a SQLAlchemy dialect and its driver: {error}",
-                hint="URLs of other sinks are redis://host:6379/0 and, for Elasticsearch and OpenSearch, https://host:9200",
+                hint="URLs of other sinks are redis://host:6379/0, https://host:9200 for Elasticsearch, and "
+                "opensearch+https://host:9200",
             ) from None
         if dropped := [name for name in sorted(url.query) if not _passes_on(dialect(), url, name)]:
             raise SinkConfigurationError(
