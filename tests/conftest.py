@@ -26,6 +26,7 @@ MARKED_FOLDERS = {"airflow", "battery", "spark", "teeth"}
 MARKED_FIXTURES = {
     "elasticsearch_server": "elasticsearch",
     "mariadb_server": "mariadb",
+    "opensearch_server": "elasticsearch",
     "postgres_server": "postgres",
     "redis_server": "redis",
 }

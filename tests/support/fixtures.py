@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 from tests.support.elasticsearch import VERSIONS, ElasticsearchServer
 from tests.support.mariadb import MariaDbServer
+from tests.support.opensearch import VERSION as OPENSEARCH_VERSION
+from tests.support.opensearch import OpenSearchServer
 from tests.support.pgbouncer import PgBouncer
 from tests.support.redis_cluster import RedisCluster
 from tests.support.s3 import S3Server
@@ -243,14 +245,34 @@ def redis_cluster() -> Iterator[RedisCluster]:
 
 
 OLDER, NEWER = VERSIONS
+OPENSEARCH = f"opensearch-{OPENSEARCH_VERSION}"
 
 
-@pytest.fixture(params=[OLDER, pytest.param(NEWER, marks=pytest.mark.full("the second version takes a second server"))])
+@pytest.fixture(
+    params=[
+        OLDER,
+        pytest.param(NEWER, marks=pytest.mark.full("the second version takes a second server")),
+        pytest.param(OPENSEARCH, marks=pytest.mark.full("another product, of which test_opensearch.py tests a part")),
+    ]
+)
 def elasticsearch_server(request: pytest.FixtureRequest) -> Iterator[ElasticsearchServer]:
-    """The run's Elasticsearch server, once in each version: ``url``, ``user``, ``password``.
+    """The run's Elasticsearch server, once in each version, and OpenSearch: ``url``, ``user``, ``password``, ``sink``.
 
-    It has the users of ``ELASTICSEARCH_ROLES``. One test has it at a time: all share the index of control records.
+    Elasticsearch has the users of ``ELASTICSEARCH_ROLES``. One test has it at a time: all share the index of control
+    records.
     """
-    server = shared_or_skip(ElasticsearchServer, request.param)
+    server = (
+        shared_or_skip(OpenSearchServer)
+        if request.param == OPENSEARCH
+        else shared_or_skip(ElasticsearchServer, request.param)
+    )
     with exclusive(f"elasticsearch-{request.param}"):
+        yield server
+
+
+@pytest.fixture
+def opensearch_server() -> Iterator[OpenSearchServer]:
+    """The run's OpenSearch server; one test has it at a time."""
+    server = shared_or_skip(OpenSearchServer)
+    with exclusive(f"elasticsearch-{OPENSEARCH}"):
         yield server

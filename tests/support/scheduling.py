@@ -12,6 +12,7 @@ CLUSTERS = ("cluster_deaths", "clusters", "commit_matrix", "standalone")
 """Files of tests of Spark that share a cluster or an application."""
 GROUPS = {
     **{f"elasticsearch {version}": version for version in VERSIONS},
+    "OpenSearch": "opensearch",
     "redis cluster": "redis_cluster.py",
     **{f"Spark, {name}": f"spark/test_{name}.py" for name in CLUSTERS},
 }

@@ -30,6 +30,7 @@ from typing import Any, TextIO, TypeVar
 
 from tests.support.elasticsearch import ElasticsearchServer
 from tests.support.mariadb import MariaDbServer
+from tests.support.opensearch import OpenSearchServer
 from tests.support.pgbouncer import PgBouncer
 from tests.support.servers import PostgresServer, Server
 from tests.support.waiting import wait_until
@@ -201,6 +202,7 @@ class Keeper:
         makers: dict[str, Callable[[], Server]] = {
             "PostgresServer": lambda: SharedPostgresServer(_POSTGRES),
             "MariaDbServer": lambda: MariaDbServer(_MARIADB),
+            "OpenSearchServer": lambda: OpenSearchServer(_ELASTICSEARCH),
             "ElasticsearchServer": lambda: ElasticsearchServer(_ELASTICSEARCH, version=name, roles=ELASTICSEARCH_ROLES),
         }
         return makers[kind]
