@@ -46,7 +46,7 @@ class DrainTask(LineageTask, StoppableTask):
 
     :param queue_id: the queue. (templated)
     :param sink_conn_id: connection of the sink, whose type selects the kind of sink: ``redis``, ``elasticsearch``,
-        ``postgres``, ``mysql`` or ``sqlite``. (templated)
+        ``opensearch``, ``postgres``, ``mysql`` or ``sqlite``. (templated)
     :param sink_options: options that the connection does not have, such as ``{"key": "customer:$id"}``. The first
         drain stores those that decide which record is written. Later drains use the stored ones for options that they
         omit, and are refused with other values. (templated)

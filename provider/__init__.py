@@ -1,4 +1,4 @@
-"""Transactional exports: what a transaction commits, and nothing else, reaches Redis, Elasticsearch and SQL.
+"""Transactional exports: only what a transaction commits reaches Redis, Elasticsearch, OpenSearch and SQL.
 
 This is the public interface: import from here, and from ``export_queue.hooks``, ``.operators``, ``.sensors`` and
 ``.testing``. Each name is loaded on first use, so that the import itself needs only the standard library. Names that
@@ -295,8 +295,8 @@ _ROOMS = {
     "segments": "Candidates CompactionReport",
     "sinks": (
         "ApplyResult BoundSink Capabilities Claim ControlRecord Delete ElasticsearchSink ErrorRow ErrorTable Fate "
-        "FencedSink FloorRecord MemorySink OpenSearchSink Operations PointingSink Put RedisSink Rejection RepairableSink "
-        "ScannableSink SearchableSink Sink SinkSpec SqlSink StoredRecords SweepableSink "
+        "FencedSink FloorRecord MemorySink OpenSearchSink Operations PointingSink Put RedisSink Rejection "
+        "RepairableSink ScannableSink SearchableSink Sink SinkSpec SqlSink StoredRecords SweepableSink "
         "apply_batch check_owner raise_floor refuse_seqs register_store stale_rank"
     ),
     "spark": (

@@ -15,7 +15,8 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "airflow-provider-export-queue",
         "name": INTEGRATION,
         "description": (
-            "Transactional exports: what a transaction commits, and nothing else, reaches Redis, Elasticsearch and SQL."
+            "Transactional exports: what a transaction commits, and nothing else, reaches Redis, Elasticsearch, "
+            "OpenSearch and SQL."
         ),
         "versions": [__version__],
         "integrations": [
@@ -44,7 +45,9 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [
             {
                 "integration-name": INTEGRATION,
-                "python-modules": _modules("hooks", "export_queue", "redis", "elasticsearch", "opensearch", "sql", "sink"),
+                "python-modules": _modules(
+                    "hooks", "export_queue", "redis", "elasticsearch", "opensearch", "sql", "sink"
+                ),
             }
         ],
         "operators": [

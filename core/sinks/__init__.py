@@ -1,7 +1,7 @@
 """Sinks: the systems that serve copies of the committed data.
 
-The sinks for Redis, Elasticsearch, OpenSearch and SQL are imported at their first use, so that a sink can be described without
-their clients.
+The sinks for Redis, Elasticsearch, OpenSearch and SQL are imported at their first use, so that a sink can be described
+without their clients.
 """
 
 from __future__ import annotations
@@ -117,7 +117,12 @@ __all__ = [
 ]
 
 
-_LAZY = {"ElasticsearchSink": "elasticsearch", "OpenSearchSink": "elasticsearch", "RedisSink": "redis", "SqlSink": "sql"}
+_LAZY = {
+    "ElasticsearchSink": "elasticsearch",
+    "OpenSearchSink": "elasticsearch",
+    "RedisSink": "redis",
+    "SqlSink": "sql",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -34,7 +34,10 @@ _BUILT_IN = {
 _COMPOSITE = "composite"
 _SEARCH = ("elasticsearch", "opensearch")
 _FIELDS = ("kind", "options", "secrets", "name")
-_LOOKED_UP_AGAIN = {"elasticsearch": ("password", "api_key"), **dict.fromkeys(("opensearch", "redis", "sql"), ("password",))}
+_LOOKED_UP_AGAIN = {
+    "elasticsearch": ("password", "api_key"),
+    **dict.fromkeys(("opensearch", "redis", "sql"), ("password",)),
+}
 """Secrets that may change while a sink is open."""
 _OWN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _SECRET_NAME = re.compile(r"passw|passphrase|pwd|secret|token|credential|api_?key|private_?key", re.IGNORECASE)

@@ -190,8 +190,8 @@ def _opened(sink: SinkSpec, binding: Mapping[str, Any]) -> Iterator[PointingSink
         if not isinstance(opened, PointingSink) or not isinstance(opened, ScannableSink):
             raise SinkConfigurationError(
                 f"sink {sink.name!r}, a {type(opened).__name__}, cannot be rebuilt: it has no pointers, or no scan",
-                hint="sinks with pointers are redis, elasticsearch and sql; rebuild the parts of a composite sink as "
-                "subscriptions of their own",
+                hint="sinks with pointers are redis, elasticsearch, opensearch and sql; rebuild the parts of a "
+                "composite sink as subscriptions of their own",
             )
         yield opened
 

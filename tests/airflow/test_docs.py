@@ -104,7 +104,7 @@ def test_the_mirror_of_a_query_sends_changes_and_deletes(
 def test_its_connections_are_understood(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
     connect("warehouse", conn_type="postgres", host="h", schema="d")
     lines = blocks("bash")[0].strip().splitlines()
-    assert len(lines) == 6
+    assert len(lines) == 7
     found = []
     for line in lines:
         name, value = re.fullmatch(r"(AIRFLOW_CONN_\w+)='(.*)'", line).groups()  # type: ignore[union-attr]
@@ -118,7 +118,8 @@ def test_its_connections_are_understood(monkeypatch: pytest.MonkeyPatch, connect
         ("sqlite:////var/lib/exports.db", "export_queue"),
     ]
     assert sink_hook("redis_default").describe().spec.options["host"] == "redis.example"
-    assert sink_hook("elasticsearch_default").describe().spec.options["hosts"] == ["https://search.example:9200"]
+    for conn_id in ("elasticsearch_default", "opensearch_default"):
+        assert sink_hook(conn_id).describe().spec.options["hosts"] == ["https://search.example:9200"]
 
 
 @pytest.mark.parametrize("name", ["greet_customers", "greet_renamed_customers"])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from sqlalchemy import make_url
+from tests.support.elasticsearch import VERSIONS
 from tests.support.servers import free_port
 
 from export_queue import (
@@ -24,6 +27,7 @@ from export_queue.hooks import (
     Described,
     ElasticsearchSinkHook,
     ExportQueueHook,
+    OpenSearchSinkHook,
     RedisSinkHook,
     SqlSinkHook,
     environment,
@@ -232,7 +236,9 @@ def test_a_connection_that_cannot_be_read_is_not_called_missing(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("extra", [f"{{'sslmode': 'verify-full', 'x': '{PASSWORD}'}}", "sslmode=require", "[1]", '"x"'])
-@pytest.mark.parametrize("conn_type", ["export_queue", "postgres", "sqlite", "redis", "mysql", "elasticsearch"])
+@pytest.mark.parametrize(
+    "conn_type", ["export_queue", "postgres", "sqlite", "redis", "mysql", "elasticsearch", "opensearch"]
+)
 def test_an_extra_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch, conn_type: str, extra: str) -> None:
     fields = {"conn_type": conn_type, "host": "/h" if conn_type == "sqlite" else "h", "schema": "d", "extra": extra}
     monkeypatch.setenv("AIRFLOW_CONN_ODD", json.dumps(fields))
@@ -430,6 +436,7 @@ def test_an_elasticsearch_connection_that_cannot_be_used_says_why(
     assert PASSWORD not in str(caught.value)
 
 
+@pytest.mark.parametrize("elasticsearch_server", [*VERSIONS][:1], indirect=True)
 def test_the_test_of_an_elasticsearch_connection_names_what_is_wrong(connect: Any, elasticsearch_server: Any) -> None:
     server = elasticsearch_server
     fields = {"conn_type": "elasticsearch", "host": server.host, "port": server.port}
@@ -448,6 +455,82 @@ def test_the_test_of_an_elasticsearch_connection_names_what_is_wrong(connect: An
     assert not done
     assert "refused" in unreachable
     assert PASSWORD not in message + unreachable
+
+
+OPENSEARCH_EXTRA = {
+    "use_ssl": "true",
+    "verify_certs": True,
+    "url_prefix": "/search/",
+    "timeout": 7,
+    "http_compress": True,
+    "opaque_id": "airflow",
+    "scheme": "https",
+}
+"""All that Airflow's own hook reads, but for headers."""
+
+
+def test_an_opensearch_connection_is_an_opensearch_sink(connect: Any) -> None:
+    connect("search", conn_type="opensearch", host="a, b", login="u", password=PASSWORD, extra=OPENSEARCH_EXTRA)
+    described = sink_hook("search").describe({"index": "customers"})
+    spec, variables = described.spec, described.variables
+    assert (spec.kind, spec.name) == ("opensearch", "search")
+    assert spec.options == {
+        "hosts": ["https://a:9200/search", "https://b:9200/search"],
+        "username": "u",
+        "timeout": 7.0,
+        "client_options": {"verify_certs": True, "http_compress": True, "opaque_id": "airflow"},
+        "index": "customers",
+    }
+    assert variables == {"XQ_SINK_SEARCH_PASSWORD": PASSWORD}
+    assert PASSWORD not in spec.to_json()
+    with environment(variables):
+        spec.open().close()  # the sink takes them
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"host": "h", "extra": {"headers": {"authorization": PASSWORD}}}, "'headers' cannot be honoured"),
+        ({"host": "h", "extra": {"api_key": PASSWORD}}, "'api_key' cannot be honoured"),
+        ({"host": "h", "extra": {"verify_certs": True}}, "without TLS"),
+        ({"host": "h", "schema": "http", "extra": {"use_ssl": True}}, "use_ssl means https"),
+        ({"host": "https://h/a", "extra": {"url_prefix": "b"}}, "two prefixes"),
+        ({"host": "h", "extra": {"url_prefix": f"a?{PASSWORD}"}}, "without user, password and options"),
+        ({"host": "h", "extra": {"verify_cert": PASSWORD}}, "unknown option 'verify_cert'; OpenSearch takes"),
+        ({"host": "h", "password": PASSWORD}, "no login"),
+    ],
+)
+def test_an_opensearch_connection_that_cannot_be_used_says_why(connect: Any, fields: dict[str, Any], why: str) -> None:
+    connect("search", conn_type="opensearch", **fields)
+    with pytest.raises(SinkConfigurationError, match=why) as caught:
+        sink_hook("search").describe()
+    assert PASSWORD not in str(caught.value)
+
+
+def test_the_client_of_an_opensearch_connection_has_its_login_and_tls(connect: Any) -> None:
+    connect("search", conn_type="opensearch", host="h", login="u", password=PASSWORD, extra=OPENSEARCH_EXTRA)
+    with closing(OpenSearchSinkHook("search").get_conn()) as client:
+        (connection,) = client.transport.connection_pool.connections
+        assert (connection.host, connection.url_prefix) == ("https://h:9200", "/search")
+        assert connection.pool.cert_reqs == "CERT_REQUIRED"
+        assert connection.headers["x-opaque-id"] == "airflow"
+        assert "authorization" in connection.headers
+
+
+def test_the_test_of_an_opensearch_connection_names_what_is_wrong(connect: Any, opensearch_server: Any) -> None:
+    server = opensearch_server
+    fields = {"host": server.host, "port": server.port, "login": server.user, "password": server.password}
+    connect("search", conn_type="opensearch", **fields)
+    assert OpenSearchSinkHook("search").test_connection() == (True, ANY)
+    connect("wrong", conn_type="opensearch", **{**fields, "password": PASSWORD})
+    done, message = sink_hook("wrong").test_connection()
+    assert not done
+    assert "401" in message
+    connect("other", conn_type="elasticsearch", **fields)
+    done, mistaken = sink_hook("other").test_connection()
+    assert not done
+    assert "use a sink of the kind opensearch" in mistaken
+    assert PASSWORD not in message + mistaken
 
 
 @pytest.mark.parametrize("conn_type", ["redis", "mysql"])

@@ -33,7 +33,17 @@ DAGS = (
     "retry_dead_letters",
     "wait_for_export",
 )
-HEAVY = ("pyspark", "redis", "elasticsearch", "pyarrow", "pandas", "psycopg", "psycopg2")
+HEAVY = (
+    "pyspark",
+    "redis",
+    "elasticsearch",
+    "elastic_transport",
+    "opensearchpy",
+    "pyarrow",
+    "pandas",
+    "psycopg",
+    "psycopg2",
+)
 
 PROGRAM = """
 import runpy, sys

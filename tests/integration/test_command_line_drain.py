@@ -265,6 +265,13 @@ def test_a_redis_server_with_a_password_is_named_by_a_variable(
             {"hosts": "https://es.example:9200", "username": "me"},
             "w0rd",
         ),
+        (
+            "opensearch+https://me:w0rd@os.example/prefix/",
+            "opensearch",
+            {"hosts": "https://os.example/prefix", "username": "me"},
+            "w0rd",
+        ),
+        ("opensearch+http://[::1]:9200", "opensearch", {"hosts": "http://[::1]:9200"}, None),
         ("http://[::1]:9200", "elasticsearch", {"hosts": "http://[::1]:9200"}, None),
         ("sqlite:////tmp/x.db", "sql", {"url": "sqlite:////tmp/x.db"}, None),
         (

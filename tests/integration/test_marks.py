@@ -20,7 +20,6 @@ from tests.support.servers import RedisServer
 
 from export_queue import (
     Candidates,
-    ElasticsearchSink,
     MemorySink,
     SinkBelongsToAnother,
     SinkLostData,
@@ -201,7 +200,7 @@ def test_a_table_that_was_emptied_leaves_a_mark(shop, command, tmp_path, stateme
 def test_an_index_that_was_deleted_leaves_a_mark(shop, command, elasticsearch_server: ElasticsearchServer):
     server, queue = elasticsearch_server, f"orders_{uuid4().hex}"  # control records are those of the server
     shop.configure_queue(queue)
-    sink = ElasticsearchSink(server.url, username=server.user, password=server.password, index="marks-$collection")
+    sink = server.sink(server.url, username=server.user, password=server.password, index="marks-$collection")
     try:
         add(shop, "a", "b", queue=queue)
         drain(shop, queue, sink, sink_name="index")
@@ -226,7 +225,7 @@ def test_an_index_that_was_replaced_by_one_with_documents_may_hold_deleted_recor
     server, name = elasticsearch_server, f"orders_{uuid4().hex}"
     shop.configure_queue(name, subscriptions=["search"])
     alias, reader = f"marks-{name}", f"{name}/search"
-    sink = ElasticsearchSink(server.url, username=server.user, password=server.password, index="marks-$collection")
+    sink = server.sink(server.url, username=server.user, password=server.password, index="marks-$collection")
     try:
         add(shop, "a", queue=name)
         drain(shop, reader, sink, sink_name="index")

@@ -12,7 +12,7 @@ import pytest
 from tests.support.elasticsearch import ElasticsearchServer
 from tests.support.waiting import wait_until
 
-from export_queue import ElasticsearchSink, Store, follow
+from export_queue import Store, follow
 
 pytestmark = pytest.mark.timeout(240)  # the first test waits for its server
 PAGE = (Path(__file__).parents[2] / "docs" / "read-your-writes.md").read_text("utf-8")
@@ -63,7 +63,7 @@ def test_a_user_finds_each_change_of_his_own(
 ) -> None:
     from fastapi.testclient import TestClient
 
-    sink = ElasticsearchSink(server.url, server.user, server.password)
+    sink = server.sink(server.url, server.user, server.password)
     stopped = threading.Event()
     follower = threading.Thread(
         target=lambda: follow(store, "products", sink, sink_name="search", stop=stopped.is_set), daemon=True

@@ -135,7 +135,7 @@ def on_elasticsearch(server: Any, name: str) -> Target:
 
     options = {"hosts": server.url, "username": server.user}
     os.environ[SECRET] = server.password
-    sink = SinkSpec("elasticsearch", options, {"password": f"env:{SECRET}"}, name="search")
+    sink = SinkSpec(server.kind, options, {"password": f"env:{SECRET}"}, name="search")
     return Target(
         sink,
         {"index": "$collection-2"},

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from tests.integration.test_verify import PLANTERS, add, check, deliver, document, fill, seqs
 from tests.integration.test_verify_at_work import AtWork, drain_and_kill, produce, seeded, stage
 from tests.support.kept_entries import KeptEntries
-from tests.support.planted import Planter, opened
+from tests.support.planted import PLANTED, Planter, opened
 
 from export_queue import (
     Delete,
@@ -55,7 +55,7 @@ def orders(store: Store) -> Store:
     return store
 
 
-@pytest.fixture(params=[name for name in PLANTERS if not name.endswith("fence")])
+@pytest.fixture(params=[one for one in PLANTED if not one.values[0].endswith("fence")])
 def planter(request: pytest.FixtureRequest) -> Planter:
     return PLANTERS[request.param](request)
 

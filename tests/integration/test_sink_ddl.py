@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 from tests.support.elasticsearch import ElasticsearchServer
 from tests.support.sql_targets import Make, admit, execute, opened_sinks, puts, url_of
 
-from export_queue import ElasticsearchSink, Retry, SinkConfigurationError, SinkUnavailable
+from export_queue import Retry, SinkConfigurationError, SinkUnavailable
 from export_queue.core.sinks import PreparableSink
 from export_queue.core.sinks.sql import prepared_tables
 from export_queue.core.sinks.sql.dialects import mysql, postgresql
@@ -108,7 +108,7 @@ def test_a_table_that_somebody_reads_is_waited_for_shortly(url, make, monkeypatc
 
 def test_an_index_is_created_or_completed(elasticsearch_server: ElasticsearchServer):
     server = elasticsearch_server
-    sink = ElasticsearchSink(server.url, server.user, server.password, index="ddl-$collection", create_indices=False)
+    sink = server.sink(server.url, server.user, server.password, index="ddl-$collection", create_indices=False)
     assert isinstance(sink, PreparableSink)
     server.request("PUT", "/ddl-bills-1", {"aliases": {"ddl-bills": {}}})
     try:

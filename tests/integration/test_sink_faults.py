@@ -15,6 +15,7 @@ import orjson
 import pytest
 from sqlalchemy import make_url
 from tests.support.elasticsearch import ElasticsearchServer
+from tests.support.fixtures import OLDER, OPENSEARCH
 from tests.support.proxy import Cut, CuttingProxy, Direction
 from tests.support.servers import RedisServer
 from tests.support.sql_targets import execute
@@ -22,7 +23,6 @@ from tests.support.sql_targets import execute
 from export_queue import (
     ApplyResult,
     Delete,
-    ElasticsearchSink,
     ExportQueueError,
     Operations,
     Put,
@@ -309,7 +309,9 @@ class TestMariadb(OnSql):
         self.at(mariadb_url)
 
 
-@pytest.mark.parametrize("elasticsearch_server", ["8.19.8"], indirect=True)  # what breaks here is on our side
+@pytest.mark.parametrize(  # what breaks here is on our side
+    "elasticsearch_server", [OLDER, pytest.param(OPENSEARCH, marks=pytest.mark.full("another product"))], indirect=True
+)
 class TestElasticsearch(Faults):
     is_atomic = False
 
@@ -323,7 +325,7 @@ class TestElasticsearch(Faults):
 
     def open(self, port: int, timeout: float) -> Sink:
         url = f"http://{self.host}:{port}"
-        return ElasticsearchSink(url, self.server.user, self.server.password, index=self.index, timeout=timeout)
+        return self.server.sink(url, self.server.user, self.server.password, index=self.index, timeout=timeout)
 
     def read(self) -> dict[bytes, bytes]:
         self.server.request("POST", f"/{self.index}/_refresh")

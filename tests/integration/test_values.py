@@ -20,7 +20,7 @@ from tests.support.servers import RedisServer
 from tests.support.sql_targets import execute, url_of
 from tests.support.values import DEAD, FIELDS, KEYS, NONE, REFUSALS, VALUES, Field, Key, Refusal, Value
 
-from export_queue import ElasticsearchSink, RedisSink, SqlSink, Store, drain
+from export_queue import RedisSink, SqlSink, Store, drain
 from export_queue.core.json_text import NotJson, json_bytes
 from export_queue.core.store import schema
 
@@ -146,7 +146,7 @@ def test_elasticsearch_makes_of_every_codec_what_the_tables_say(
     others: Store, elasticsearch_server: ElasticsearchServer, index: str
 ) -> None:
     server = elasticsearch_server
-    with closing(ElasticsearchSink(server.url, server.user, server.password, index=index)) as sink:
+    with closing(server.sink(server.url, server.user, server.password, index=index)) as sink:
         gone = refused(others, sink)
     for n, value in enumerate(VALUES):
         assert (DEAD if f"v{n}" in gone else source(server, index, f"v{n}")) == value.elastic, value
@@ -216,7 +216,7 @@ def test_elasticsearch_holds_the_stored_text_and_indexes_it_as_the_table_says(
     filled: Store, elasticsearch_server: ElasticsearchServer, index: str
 ) -> None:
     server = elasticsearch_server
-    with closing(ElasticsearchSink(server.url, server.user, server.password, index=index)) as sink:
+    with closing(server.sink(server.url, server.user, server.password, index=index)) as sink:
         drain(filled, "fields", sink)
     gone = dead(filled, "fields")
     mappings = server.request("GET", f"/{index}/_mapping")[1]
@@ -242,7 +242,7 @@ def test_elasticsearch_takes_a_large_number_where_the_mapping_does(
         "PUT", f"/_index_template/{index}", {"index_patterns": [f"{index}*"], "template": {"mappings": mappings}}
     )
     try:
-        with closing(ElasticsearchSink(server.url, server.user, server.password, index=index)) as sink:
+        with closing(server.sink(server.url, server.user, server.password, index=index)) as sink:
             drain(filled, "fields", sink)
     finally:
         server.request("DELETE", f"/_index_template/{index}")

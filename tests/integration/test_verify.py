@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from tests.support.kept_entries import KeptEntries
-from tests.support.planted import PLANTERS, Planter, opened
+from tests.support.planted import PLANTED, PLANTERS, Planter, opened
 
 from export_queue import (
     Delete,
@@ -48,7 +48,7 @@ def orders(store: Store) -> Store:
     return store
 
 
-@pytest.fixture(params=list(PLANTERS))
+@pytest.fixture(params=PLANTED)
 def planter(request: pytest.FixtureRequest) -> Planter:
     return PLANTERS[request.param](request)
 

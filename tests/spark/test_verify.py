@@ -102,7 +102,7 @@ def described(planter: Any, folder: Path, name: str = "sink") -> SinkSpec:
         options = {"host": server.host, "port": server.port}
         return SinkSpec("redis", options, secrets=secrets(server.password), name=name)
     options = {"hosts": [server.url], "username": server.user, "index": f"{planter.name}-$collection"}
-    return SinkSpec("elasticsearch", options, secrets=secrets(server.password), name=name)
+    return SinkSpec(server.kind, options, secrets=secrets(server.password), name=name)
 
 
 def document(n: int) -> dict[str, Any]:

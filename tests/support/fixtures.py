@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -261,18 +262,21 @@ def elasticsearch_server(request: pytest.FixtureRequest) -> Iterator[Elasticsear
     Elasticsearch has the users of ``ELASTICSEARCH_ROLES``. One test has it at a time: all share the index of control
     records.
     """
-    server = (
-        shared_or_skip(OpenSearchServer)
-        if request.param == OPENSEARCH
-        else shared_or_skip(ElasticsearchServer, request.param)
-    )
-    with exclusive(f"elasticsearch-{request.param}"):
+    with search_server(request.param) as server:
         yield server
 
 
 @pytest.fixture
-def opensearch_server() -> Iterator[OpenSearchServer]:
+def opensearch_server() -> Iterator[ElasticsearchServer]:
     """The run's OpenSearch server; one test has it at a time."""
-    server = shared_or_skip(OpenSearchServer)
-    with exclusive(f"elasticsearch-{OPENSEARCH}"):
+    with search_server(OPENSEARCH) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def search_server(version: str) -> Iterator[ElasticsearchServer]:
+    """Return the run's server of a version of Elasticsearch, or of OpenSearch, for this test alone."""
+    is_opensearch = version == OPENSEARCH
+    server = shared_or_skip(OpenSearchServer) if is_opensearch else shared_or_skip(ElasticsearchServer, version)
+    with exclusive(f"elasticsearch-{version}"):
         yield server

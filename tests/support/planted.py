@@ -6,15 +6,13 @@ import contextlib
 import json
 import secrets
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import pytest
 import sqlalchemy as sa
 from tests.support.waiting import wait_until
 
-from export_queue import ElasticsearchSink, MemorySink, RedisSink, Sink, SqlSink, bucket
-
-if TYPE_CHECKING:
-    import pytest
+from export_queue import MemorySink, RedisSink, Sink, SqlSink, bucket
 
 COLLECTION = "orders"
 
@@ -113,7 +111,7 @@ class InElasticsearch:
 
     def make(self) -> Sink:
         index = f"{self.name}-$collection"
-        return ElasticsearchSink(self.server.url, self.server.user, self.server.password, index=index)
+        return self.server.sink(self.server.url, self.server.user, self.server.password, index=index)
 
     def remove(self, record: str) -> None:
         # without this, the server remembers the version of a deleted document for a minute
@@ -137,7 +135,7 @@ class InElasticsearch:
         return f"{self.name}-orders-000001"
 
 
-Plant = Callable[["pytest.FixtureRequest"], Planter]
+Plant = Callable[[pytest.FixtureRequest], Planter]
 
 PLANTERS: dict[str, Plant] = {
     "memory": lambda request: InMemory(),
@@ -149,23 +147,24 @@ PLANTERS: dict[str, Plant] = {
     "redis-hash": lambda request: _in_redis(request, target="hash"),
     "redis-fence": lambda request: _in_redis(request, guard="fence"),
     "elasticsearch": lambda request: _in_elasticsearch(request),
+    "opensearch": lambda request: _in_elasticsearch(request, is_opensearch=True),
 }
 """By name of the sink."""
+PLANTED = [
+    pytest.param(name, marks=pytest.mark.full("another product") if name == "opensearch" else ()) for name in PLANTERS
+]
+"""The names, as parameters of a fixture."""
 
 
 def _in_redis(request: pytest.FixtureRequest, **options: Any) -> InRedis:
     return InRedis(request.getfixturevalue("redis_server"), request.getfixturevalue("redis_client"), **options)
 
 
-def _in_elasticsearch(request: pytest.FixtureRequest) -> InElasticsearch:
-    from tests.support.elasticsearch import VERSIONS, ElasticsearchServer
-    from tests.support.fixtures import shared_or_skip
-    from tests.support.shared import exclusive
+def _in_elasticsearch(request: pytest.FixtureRequest, *, is_opensearch: bool = False) -> InElasticsearch:
+    from tests.support.fixtures import NEWER, OPENSEARCH, search_server
 
-    version = list(VERSIONS)[-1]
-    server = shared_or_skip(ElasticsearchServer, version)
-    alone = exclusive(f"elasticsearch-{version}")  # all tests share the index of control records
-    alone.__enter__()
+    alone = search_server(OPENSEARCH if is_opensearch else NEWER)  # all tests share the index of control records
+    server = alone.__enter__()
     name = f"v{secrets.token_hex(4)}"
 
     def tidy() -> None:

@@ -16,7 +16,7 @@ from export_queue.core.sinks.spec import _factory
 @pytest.mark.parametrize("kind", sorted(TEMPLATES))
 def test_the_default_templates_are_those_of_the_sinks(kind: str) -> None:
     option, default = TEMPLATES[kind]
-    pytest.importorskip({"sql": "sqlalchemy"}.get(kind, kind))
+    pytest.importorskip({"sql": "sqlalchemy", "redis": "redis"}.get(kind, "elastic_transport"))
     assert (
         inspect.signature(_factory(SinkSpec(kind, {"url": "sqlite:////x.db"} if kind == "sql" else {})))
         .parameters[option]
@@ -37,6 +37,7 @@ def test_the_default_templates_are_those_of_the_sinks(kind: str) -> None:
             "elasticsearch://a:443",
             "v2-orders",
         ),
+        ("opensearch", {"hosts": "https://a:9201"}, "opensearch://a:9201", "orders"),
         ("sql", {"url": "sqlite:////var/copies.db"}, "sqlite:///var/copies.db", "orders"),
         ("sql", {"url": "postgresql+psycopg://anna@db/exports"}, "postgres://db:5432", "exports.public.orders"),
         (
@@ -64,9 +65,9 @@ def test_a_star_stands_for_collections_that_the_exporter_chooses() -> None:
 
 
 def test_a_composite_sink_writes_to_each_of_its_parts_and_own_sinks_are_not_known() -> None:
-    parts = [{"kind": "redis"}, {"kind": "elasticsearch"}, {"kind": "memory"}]
+    parts = [{"kind": "redis"}, {"kind": "elasticsearch"}, {"kind": "opensearch", "name": "other"}, {"kind": "memory"}]
     found = datasets_of(SinkSpec("composite", {"parts": parts}), "orders")
-    assert [one.name for one in found] == ["0/orders:*", "orders"]
+    assert [one.name for one in found] == ["0/orders:*", "orders", "orders"]
 
 
 def test_a_name_of_a_table_is_completed_from_the_left() -> None:

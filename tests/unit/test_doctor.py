@@ -73,7 +73,8 @@ def test_packages_are_judged_by_what_is_needed_here() -> None:
 
 
 def test_this_environment_is_in_order() -> None:
-    assert {one.level for one in examine_software(["postgres", "redis", "elasticsearch", "mysql", "s3"])} == {"ok"}
+    extras = ["postgres", "redis", "elasticsearch", "opensearch", "mysql", "s3"]
+    assert {one.level for one in examine_software(extras)} == {"ok"}
 
 
 @pytest.mark.parametrize(

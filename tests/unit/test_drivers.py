@@ -26,6 +26,8 @@ from export_queue.core.drivers.tables import (
     ELASTICSEARCH,
     ELASTICSEARCH_CONNECTION,
     MYSQL,
+    OPENSEARCH,
+    OPENSEARCH_CONNECTION,
     POSTGRESQL,
     REDIS_CONNECTION,
     REDIS_TLS,
@@ -285,9 +287,12 @@ def test_a_redis_option_that_would_not_be_kept_is_refused(given: dict[str, Any],
         ([1], ["https://h:9200"]),
     ],
 )
-def test_an_option_that_elasticsearchs_client_would_drop_is_refused(given: dict[str, Any], hosts: list[str]) -> None:
+@pytest.mark.parametrize("kind", ["elasticsearch", "opensearch"])
+def test_an_option_that_the_client_of_a_search_server_would_drop_is_refused(
+    given: dict[str, Any], hosts: list[str], kind: str
+) -> None:
     with pytest.raises(SinkConfigurationError) as caught:
-        client_arguments(given, hosts)
+        client_arguments(given, hosts, kind=kind)
     assert SECRET not in str(caught.value)
 
 
@@ -334,6 +339,7 @@ def test_a_redis_sink_takes_no_address_in_disguise(options: dict[str, Any]) -> N
         lambda path: SinkSpec("sql", {"url": f"mysql://h/d?ssl_ca={path}"}).open(),
         lambda path: SinkSpec("redis", {"ssl": True, "ssl_options": {"ssl_ca_certs": path}}).open(),
         lambda path: SinkSpec("elasticsearch", {"hosts": "https://h", "client_options": {"ca_certs": path}}).open(),
+        lambda path: SinkSpec("opensearch", {"hosts": "https://h", "client_options": {"client_cert": path}}).open(),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_before_anything_is_sent(open_it: Any, tmp_path: Path) -> None:
@@ -355,10 +361,25 @@ def test_every_argument_of_the_installed_redis_client_for_tls_is_known() -> None
         assert name in inspect.signature(redis.SSLConnection).parameters
 
 
-def test_every_option_of_elasticsearch_is_one_of_its_client() -> None:
+def test_every_option_of_elasticsearch_is_one_of_its_client_and_of_the_transport() -> None:
+    import elastic_transport
     import elasticsearch
 
-    assert ELASTICSEARCH.takes.keys() <= inspect.signature(elasticsearch.Elasticsearch).parameters.keys()
+    for client in (elasticsearch.Elasticsearch, elastic_transport.NodeConfig):
+        assert ELASTICSEARCH.takes.keys() <= inspect.signature(client).parameters.keys()
+
+
+def test_every_option_of_opensearch_is_one_of_its_client() -> None:
+    opensearchpy = pytest.importorskip("opensearchpy")
+    taken = inspect.signature(opensearchpy.Urllib3HttpConnection).parameters
+    assert OPENSEARCH.takes.keys() <= taken.keys()
+
+
+def test_every_extra_that_airflows_opensearch_hook_reads_is_honoured_or_refused_by_name() -> None:
+    hook = pytest.importorskip("airflow.providers.opensearch.hooks.opensearch").OpenSearchHook
+    read = set(re.findall(r"extra(?:\.get\(|\[)\"(\w+)\"", inspect.getsource(hook)))
+    assert {"use_ssl", "verify_certs", "headers", "opaque_id"} <= read
+    assert read <= OPENSEARCH_CONNECTION.takes.keys() | OPENSEARCH_CONNECTION.refuses.keys()
 
 
 @pytest.mark.parametrize(
@@ -369,6 +390,7 @@ def test_every_option_of_elasticsearch_is_one_of_its_client() -> None:
         ("SQLite", SQLITE),
         ("Redis", REDIS_CONNECTION),
         ("Elasticsearch", ELASTICSEARCH_CONNECTION),
+        ("OpenSearch", OPENSEARCH_CONNECTION),
     ],
 )
 def test_the_page_lists_what_each_driver_takes_and_refuses(title: str, driver: Driver) -> None:

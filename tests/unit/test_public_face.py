@@ -21,8 +21,8 @@ NAMES = """
     ApplyResult BoundSink Candidates Capabilities Claim CompactJob CompactionReport ControlRecord
     DeadLetter DeadLetterFilter Delete DrainJob DrainReport
     ElasticsearchSink Entry ErrorRow ErrorTable Fate FencedSink FirstLoad FloorRecord KeyStory Level Limits LoadReport
-    Mark MemorySink MirrorReport Operations Outcome Owner Participant PointingSink Put QueuedEntry Range RedisSink
-    Rejection RepairableSink ReplayReport Retry
+    Mark MemorySink MirrorReport OpenSearchSink Operations Outcome Owner Participant PointingSink Put QueuedEntry Range
+    RedisSink Rejection RepairableSink ReplayReport Retry
     ScannableSink SearchableSink Sink SinkSpec SqlSink State StateStatus Store StoredRecords StoreSpec Submitter
     SweepableSink
     Transaction
@@ -74,7 +74,18 @@ PROTOCOLS = (
     ProbedSink,
 )
 
-OPTIONAL = {"airflow", "elasticsearch", "psycopg", "pyarrow", "pymysql", "pyspark", "redis", "sqlalchemy", "typer"}
+OPTIONAL = {
+    "airflow",
+    "elastic_transport",
+    "elasticsearch",
+    "psycopg",
+    "pyarrow",
+    "pymysql",
+    "pyspark",
+    "redis",
+    "sqlalchemy",
+    "typer",
+}
 
 
 def run(program: str, *arguments: object) -> str:

@@ -150,6 +150,7 @@ def test_a_description_of_no_sink_is_refused(build):
         ("elasticsearch", "hosts", ["http://a:9200", 5], "text, or a list of texts"),
         ("elasticsearch", "create_indices", 0, "true or false"),
         ("elasticsearch", "timeout", "[1]", "a number"),
+        ("opensearch", "timeout", "soon", "a number"),
         ("sql", "columns", 5, "a list of texts, or names and texts"),
         ("sql", "columns", "total", "a list of texts, or names and texts"),
         ("sql", "columns", {"total": 5}, "a list of texts, or names and texts"),
@@ -169,6 +170,15 @@ def test_options_of_right_types_are_taken():
     redis = {"socket_timeout": 5, "shards": None, "ssl_options": {"ssl_check_hostname": False}, "target": "hash"}
     SinkSpec("redis", redis | {"ssl": True}).open().close()
     SinkSpec("elasticsearch", {"hosts": ["http://a:9200"], "timeout": 5}).open().close()
+    spec = SinkSpec("opensearch", {"hosts": ["https://a"], "client_options": {"verify_certs": True, "opaque_id": "x"}})
+    assert spec.name == "https://a"
+    spec.open().close()
+
+
+def test_opensearch_takes_no_api_key(monkeypatch):
+    monkeypatch.setenv("XQ_TEST", "key")
+    with pytest.raises(SinkConfigurationError, match="api_key"):
+        SinkSpec("opensearch", {}, {"api_key": "env:XQ_TEST"}).open()
 
 
 def test_options_that_templates_made_texts_of_are_read():
@@ -241,7 +251,7 @@ import sys
 from export_queue.core.sinks import SinkSpec
 SinkSpec("redis", {"host": "a"}); SinkSpec("sql", {"url": "postgresql://db/x"})
 SinkSpec("elasticsearch", {"hosts": "http://a:9200"})
-clients = {"redis", "hiredis", "elasticsearch", "psycopg", "pyarrow", "pyspark", "airflow"}
+clients = {"redis", "hiredis", "elasticsearch", "elastic_transport", "psycopg", "pyarrow", "pyspark", "airflow"}
 assert not clients & set(sys.modules), sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -251,7 +261,7 @@ def test_the_doors_export_what_they_always_did():
     """What is taken away here breaks somebody's exporter, sink or test."""
     assert set(sinks.__all__) == set(
         "MAX_SEQ ApplyResult BoundSink Capabilities Claim ClaimedSink CompositeSink ContinuingSink ControlRecord "
-        "Dataset Delete ElasticsearchSink ErrorRow ErrorTable Fate FencedSink FloorRecord MemorySink "
+        "Dataset Delete ElasticsearchSink ErrorRow ErrorTable Fate FencedSink FloorRecord MemorySink OpenSearchSink "
         "Operations OperationsBuilder PointingSink PreparableSink ProbedSink "
         "Put RedisSink Rejection RepairableSink Round ScannableSink SearchableSink Sink SinkSpec SqlNames SqlSink "
         "StoredRecords SweepableSink "

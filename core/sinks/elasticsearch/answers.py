@@ -29,7 +29,7 @@ _ANSWERS = {
 
 NO_ANSWER = "no answer"
 ERRORS = ErrorTable(
-    "Elasticsearch",
+    "Elasticsearch and OpenSearch",
     [
         ErrorRow(NO_ANSWER, Fate.LATER, "the cluster is not there or too slow, or the connection broke"),
         ErrorRow("429*", Fate.AGAIN, "the server has no room: only what it refused is sent again, after a pause"),

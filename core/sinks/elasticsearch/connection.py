@@ -28,7 +28,10 @@ Secret = str | Callable[[], str] | None
 
 _OPAQUE_ID = "opaque_id"
 _JSON = elastic_transport.OrjsonSerializer()
-_SERIALIZERS = {"application/json": _JSON, "application/vnd.elasticsearch+json": _JSON}
+_SERIALIZERS = {
+    f"application/{prefix}{kind}": _JSON for prefix in ("", "vnd.elasticsearch+") for kind in ("json", "x-ndjson")
+}
+"""Lines are bytes already, which the serializer of JSON leaves as they are."""
 
 
 class _Quiet(threading.local):

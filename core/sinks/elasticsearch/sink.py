@@ -1,4 +1,4 @@
-"""The sinks for Elasticsearch and OpenSearch: bulk requests in which the rank of each record is its external version."""
+"""The sinks for Elasticsearch and OpenSearch: bulk requests in which the rank of a record is its external version."""
 
 from __future__ import annotations
 
