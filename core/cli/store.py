@@ -1,4 +1,4 @@
-"""``export-queue init``, ``backup`` and ``adopt``: creating, copying and moving a store."""
+"""``export-queue init``, ``grants``, ``backup`` and ``adopt``: creating, sharing, copying and moving a store."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import typer
 from export_queue.core.cli.console import Result
 from export_queue.core.cli.options import Who, command
 from export_queue.core.client import Store
+from export_queue.core.errors import InvalidArgument
+from export_queue.core.store import RIGHTS, ROLES
+from export_queue.core.store import grants as statements_for
 
 _SECONDS = 5.0
 """Seconds between two lines of progress."""
@@ -56,6 +59,29 @@ def _progress_lines() -> Callable[[int, int], None]:
             print(f"{done >> 20} of {total >> 20} MiB", file=sys.stderr, flush=True)
 
     return show_progress
+
+
+@command()
+def grants(
+    role: Annotated[str, typer.Argument(metavar="ROLE", help=f"what it is for: {', '.join(ROLES)}")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the role in the database; it must exist")],
+    store: Store,
+) -> Result:
+    """Print the statements that give a database role its rights on the store. The store's owner runs them.
+
+    A PostgreSQL role can have the rights of several. The statements take no right away. Nothing is changed, and the
+    database is not asked.
+    """
+    rights = next((RIGHTS[one] for one in ROLES if one == role), None)
+    if rights is None:
+        raise InvalidArgument(f"ROLE: expected {', '.join(ROLES[:-1])} or {ROLES[-1]}, found {role!r}")
+    server = store.database.dialect.server
+    if server is None:
+        raise InvalidArgument(
+            f"store {store.url_safe}: expected PostgreSQL, found SQLite, whose users are those who may write the file"
+        )
+    statements = statements_for(rights, server.schema, name)
+    return Result(json={"role": role, "name": name, "statements": statements}, lines=[f"{one};" for one in statements])
 
 
 @command()

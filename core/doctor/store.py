@@ -16,14 +16,18 @@ from export_queue.core.segments import load_pyarrow
 from export_queue.core.store import (
     KEPT_CONNECTIONS,
     MOST_CONNECTIONS,
+    RIGHTS,
     SCHEMA_VERSION,
     Database,
     Identity,
     Reading,
     Rights,
     ServerFacts,
+    grants,
     identity_of,
+    nearest,
     queries,
+    quoted,
 )
 
 WAIT_SECONDS = 10.0
@@ -48,7 +52,9 @@ def examine_store(database: Database) -> Iterator[Check]:
     else:
         found = [*checked("server", partial(_examine_server, database), also)]
         yield from found
-        if any(one.level == "error" and one.subject in ("server", "rights") for one in found):
+        if any(one.level == "error" and one.subject == "server" for one in found):
+            return
+        if any(one.level != "ok" and one.subject == "rights" for one in found):
             return
     try:
         identity = identity_of(database)
@@ -172,34 +178,42 @@ def judge_rights(rights: Rights) -> Iterator[Check]:
     """Name the rights that a role lacks, and the statements that grant them."""
     if rights.owner is None:
         return  # there is no store, which another check reports
-    if not rights.missing:
-        more = (
-            "owns the store" if rights.is_owner else f"may use the store; init and adopt need its owner {rights.owner}"
+    if rights.public:
+        shown = ", ".join(f"{quoted(rights.schema)}.{name}" for name in rights.public)
+        yield Check.error(
+            "public rights",
+            f"everybody who may use schema {rights.schema} may execute functions that write with the owner's rights: "
+            f"{', '.join(rights.public[:3])}",
+            fix=f"as {rights.owner}: revoke execute on function {shown} from public",
         )
-        yield Check.ok("rights", f"role {rights.role} {more}")
+    if rights.is_owner:
+        yield Check.ok("rights", f"role {rights.role} owns the store")
         return
-    shown = [f"{privilege} on {kind} {name}" for kind, name, privilege in rights.missing]
-    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-    role, named = _quoted(rights.role), _quoted(rights.schema)
-    grants = {
-        "schema": f"grant usage on schema {named} to {role}",
-        "table": f"grant select, insert, update, delete on all tables in schema {named} to {role}",
-        "view": f"grant select, insert, update, delete on all tables in schema {named} to {role}",
-        "sequence": f"grant usage, select, update on all sequences in schema {named} to {role}",
-        "function": f"grant execute on all functions in schema {named} to {role}",
-    }
-    needed = dict.fromkeys(
-        statement for kind, statement in grants.items() if any(kind == one[0] for one in rights.missing)
-    )
+    meant, needed = nearest(rights.held)
+    missing = sorted(needed & rights.lacking)
+    named = " and ".join(meant)
+    if not missing and meant == ("reader",):
+        yield Check.warning(
+            "rights",
+            f"role {rights.role} may only read views, so the store's queues and files are not examined",
+            fix="nothing, for a dashboard; else run the doctor as a role that uses the store",
+        )
+        return
+    if not missing:
+        yield Check.ok(
+            "rights", f"role {rights.role} has the rights of: {named}; init and adopt need its owner {rights.owner}"
+        )
+        return
+    shown = ", ".join(f"{right.privilege} on {right.kind} {right.name or rights.schema}" for right in missing[:3])
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    statements = grants(missing, rights.schema, rights.role)
+    if len(missing) > _SAMPLES:
+        statements = [one for role in meant for one in grants(RIGHTS[role], rights.schema, rights.role)]
     yield Check.error(
         "rights",
-        f"role {rights.role} lacks {', '.join(shown[:3])}{more}",
-        fix=f"as {rights.owner}: {'; '.join(needed)}",
+        f"role {rights.role} lacks rights of: {named}: {shown}{more}",
+        fix=f"as {rights.owner}: {'; '.join(statements)}",
     )
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _examine_clock(work: Reading) -> Iterator[Check]:

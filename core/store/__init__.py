@@ -23,6 +23,7 @@ from export_queue.core.store.place import parse_place
 from export_queue.core.store.pool import KEPT_CONNECTIONS, MOST_CONNECTIONS
 from export_queue.core.store.queries.outcomes import new_request
 from export_queue.core.store.refusals import StagedMeanwhile, added_to_subscription, layout_closed, removed_subscription
+from export_queue.core.store.roles import RIGHTS, ROLES, Right, Role, grants, nearest, quoted
 from export_queue.core.store.schema import SCHEMA_VERSION
 from export_queue.core.store.seams import (
     Cell,
@@ -53,6 +54,8 @@ __all__ = [
     "KEPT_CONNECTIONS",
     "MAX_SHORT_SECONDS",
     "MOST_CONNECTIONS",
+    "RIGHTS",
+    "ROLES",
     "SCHEMA_VERSION",
     "SEGMENT_COLUMNS",
     "AnySnapshot",
@@ -72,7 +75,9 @@ __all__ = [
     "LockCall",
     "Outcome",
     "Reading",
+    "Right",
     "Rights",
+    "Role",
     "Scan",
     "ServerFacts",
     "ServerSnapshot",
@@ -94,8 +99,10 @@ __all__ = [
     "cells_of_key",
     "create",
     "entry_key",
+    "grants",
     "identity_of",
     "layout_closed",
+    "nearest",
     "new_request",
     "notification_key",
     "open_database",
@@ -103,6 +110,7 @@ __all__ = [
     "parse_place",
     "participant_key",
     "queries",
+    "quoted",
     "removed_subscription",
     "row_key",
     "unpack_ids",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from export_queue.core.store.roles import Right
+
 
 class ServerFacts(NamedTuple):
     """A PostgreSQL server as one session sees it."""
@@ -38,5 +40,8 @@ class Rights(NamedTuple):
     """The role that owns the store; None if the schema has no tables of a store."""
     is_owner: bool
     """Whether the role is the owner, or a member of it."""
-    missing: tuple[tuple[str, str, str], ...]
-    """Kind of object, name and privilege that the role lacks."""
+    held: frozenset[Right]
+    """Of the rights that roles of a store need, those that this role has. Missing objects are in neither set."""
+    lacking: frozenset[Right]
+    public: tuple[str, ...]
+    """Functions with the owner's rights that everybody may execute."""

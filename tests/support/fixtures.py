@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
+from tests.support import ways
 from tests.support.elasticsearch import VERSIONS, ElasticsearchServer
 from tests.support.mariadb import MariaDbServer
 from tests.support.opensearch import VERSION as OPENSEARCH_VERSION
@@ -135,7 +136,8 @@ def copied_store_url(
 ) -> Iterator[str]:
     """The URL of a database that holds a store: a copy, which takes less time than to create one."""
     name = postgres_server.create_database(stores_to_copy[request.node.callspec.params["store_url"]])
-    yield postgres_server.url(name)
+    server = request.getfixturevalue("pgbouncer") if ways.chosen() == ways.PGBOUNCER else postgres_server
+    yield server.url(name)
     postgres_server.drop_database(name)
 
 
@@ -151,12 +153,15 @@ class StoresToCopy(dict[str, str]):
 
     def __missing__(self, kind: str) -> str:
         from export_queue.core.client import Store
+        from export_queue.core.store import DEFAULT_SCHEMA
         from export_queue.core.store.creation import create
 
         name = self._server.create_database()
         url = self._server.url(name)
         with Store.open(url) as opened:
             create(opened.database)
+        if ways.chosen_role() is not None:
+            ways.create_roles(url, DEFAULT_SCHEMA)
         self[kind] = name
         return name
 
@@ -179,7 +184,23 @@ def open_store(store_kind: str, store_url: str) -> Callable[[], Store]:
     """Open the test's store as one more client, in another process too; the caller closes it."""
     from export_queue.core.client import Store
 
-    return lambda: Store.open(store_url, behind_pooler=store_kind == "postgresql-pooler")
+    def opened() -> Store:
+        is_pooled = ways.chosen() == ways.PGBOUNCER or store_kind == "postgresql-pooler"
+        store = Store.open(store_url, behind_pooler=is_pooled and store_kind != "sqlite")
+        if (role := ways.chosen_role()) is not None and store_kind != "sqlite":
+            ways.limit_to_role(store, role)
+        return store
+
+    return opened
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_work() -> Iterator[None]:
+    """Where suites run as a role, each role does its own part."""
+    with pytest.MonkeyPatch.context() as patch:
+        if ways.chosen_role() is not None:
+            ways.share_the_work(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -161,6 +161,8 @@ def test_the_fields_of_json_are_those_of_the_program(tmp_path: Path) -> None:
     run("metrics")
     run("backup", f"{tmp_path}/backup.db")
     run("adopt")
+    url = "postgresql://owner@127.0.0.1/exports"  # no connection is made
+    run("grants", "writer", "web")
     assert set(seen) == {name for name, command in COMMANDS.items() if any(p.name == "as_json" for p in command.params)}
     for name, found in seen.items():
         one = found[0] if isinstance(found, list) else found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from export_queue.core.doctor.store import (
     judge_server,
     judge_sqlite,
 )
-from export_queue.core.store import Identity, Rights, ServerFacts
+from export_queue.core.store import RIGHTS, Identity, Right, Rights, Role, ServerFacts, nearest
+from export_queue.core.store.roles import CHECKED
 
 FACTS = ServerFacts(
     version="15.4",
@@ -110,20 +113,40 @@ def test_the_narrowest_limit_of_connections_counts(changes: dict[str, Any], leve
 
 
 def test_missing_rights_come_with_the_statements_that_grant_them() -> None:
-    def judged(**changes: Any) -> list[Check]:
-        rights = Rights(schema="My Schema", role='o"neil', owner="boss", is_owner=False, missing=())
+    def judged(held: Iterable[Right], **changes: Any) -> list[Check]:
+        rights = Rights("My Schema", 'o"neil', "boss", False, frozenset(held), CHECKED.difference(held), ())
         return [*judge_rights(rights._replace(**changes))]
 
-    assert judged(owner=None) == [], "another check says that there is no store"
-    assert [one.level for one in (*judged(), *judged(is_owner=True))] == ["ok", "ok"]
-    missing = [("schema", "My Schema", "usage"), *(("table", f"xq_{n}", "insert") for n in range(9))]
-    (found,) = judged(missing=tuple(missing))
-    assert (found.level, found.found.count("insert on table")) == ("error", 2)
-    assert "and 7 more" in found.found
-    assert found.fix == (
-        'as boss: grant usage on schema "My Schema" to "o""neil"; '
-        'grant select, insert, update, delete on all tables in schema "My Schema" to "o""neil"'
+    everything = RIGHTS["application"]
+    assert judged((), owner=None) == [], "another check says that there is no store"
+    assert [one.level for one in (*judged(everything), *judged((), is_owner=True))] == ["ok", "ok"]
+    for role in ("writer", "drainer"):
+        (found,) = judged(RIGHTS[role])
+        assert (found.level, f"the rights of: {role};" in found.found) == ("ok", True)
+        for right in RIGHTS[role]:
+            if right != Right("schema", "", "usage"):
+                (found,) = judged(RIGHTS[role] - {right})
+                assert (found.level, right.privilege in (found.fix or "")) == ("error", True), right
+    assert [one.level for one in judged(RIGHTS["reader"])] == ["warning"]
+    (found,) = judged(())
+    assert (found.level, found.found.count("execute on function")) == ("error", 3)
+    assert 'as boss: grant usage on schema "My Schema" to "o""neil"; grant select, insert, update, delete on all' in (
+        found.fix or ""
     )
+    (found,) = judged(everything - {Right("table", "xq_lock", "update")})
+    assert found.fix == 'as boss: grant update on table "My Schema".xq_lock to "o""neil"'
+    (public, _) = judged(everything, public=("xq_commit_v1",))
+    assert public.fix == 'as boss: revoke execute on function "My Schema".xq_commit_v1 from public'
+
+
+def test_every_combination_of_roles_is_recognised_and_nothing_more_is_asked_of_it() -> None:
+    small: list[Role] = ["reader", "writer", "drainer"]
+    for size in (1, 2, 3):
+        for them in combinations(small, size):
+            held = frozenset().union(*(RIGHTS[role] for role in them))
+            assert nearest(held) == (them, frozenset())
+            everybodys = {right for right in RIGHTS["application"] if right.name == "xq_set_floor_v1"}
+            assert nearest(held | everybodys) == (them, frozenset())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from export_queue import Store
 from export_queue.core.maintenance import read_metrics
 from export_queue.core.maintenance.cleanup import DAY
-from export_queue.core.store import views
+from export_queue.core.store import RIGHTS, ROLES, grants, views
 from export_queue.core.transactions import MAX_SHORT_SECONDS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -46,3 +46,16 @@ def test_the_page_about_operations_explains_every_metric(tmp_path):
 def test_the_page_about_operations_explains_every_view():
     table = METRICS.partition("| view |")[2]
     assert set(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == set(views.VIEWS)
+
+
+def test_the_statements_for_an_application_are_those_of_the_command_line():
+    (shown,) = re.findall(r"```text\n(grant .*?)```", PAGE, re.DOTALL)
+    assert shown == "".join(f"{one};\n" for one in grants(RIGHTS["application"], "export_queue", "app"))
+    roles = re.findall(r"^\| `(\w+)` \|", PAGE.partition("## Give roles their rights")[2], re.MULTILINE)
+    assert [*dict.fromkeys(roles)][: len(ROLES)] == [*ROLES]
+
+
+def test_what_a_drainer_may_change_to_lock_rows_is_on_the_page():
+    columns = {right.name for right in RIGHTS["drainer"] if right.kind == "column"}
+    assert columns == {"xq_queue.binding", "xq_queue.sink", "xq_conflict_key.key", "xq_segment_reader.number"}
+    assert "the sink and the binding of a queue, the key of a conflict key, and the number of a pending file" in WORDS

@@ -27,8 +27,8 @@ from export_queue.core.store.registration import (
     STAYED_MS,
     floor_refused,
 )
+from export_queue.core.store.roles import CHECKED, DEFINERS, Right
 from export_queue.core.store.seams import Administration, Handle, LockCall, LockSteps
-from export_queue.core.store.views import VIEWS
 
 
 class _InSchema:
@@ -52,7 +52,7 @@ class PostgresAdministration(_InSchema, Administration):
             named = {"s": sql.quoted(self._schema), "table": table}
             if not calls.one(connection, sql.HAS_WRITER.format(**named).encode())[0]:
                 calls.run(connection, sql.ADD_WRITER.format(**named).encode())
-        for name in ("ids_by_locks.sql", "servers.sql", "transactions.sql", "locks.sql"):
+        for name in ("ids_by_locks.sql", "servers.sql", "transactions.sql", "locks.sql", "rights.sql"):
             self._run_file(connection, name, mask)
 
     def _run_file(self, connection: Handle, name: str, mask: int) -> None:
@@ -92,6 +92,7 @@ class PostgresServer(_InSchema):
 
     def __init__(self, schema: str) -> None:
         super().__init__(schema)
+        self.schema = schema
         self._lives: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
 
     def life_of(self, connection: Handle) -> str:
@@ -138,12 +139,15 @@ class PostgresServer(_InSchema):
         return ServerFacts._make((*calls.one(connection, sql.FACTS), is_own))
 
     def rights(self, connection: Handle) -> Rights:
-        """Read which rights the role of this session lacks, from the catalogue, which every role may read."""
+        """Read which rights of a store the role of this session has, from the catalogue, which every role may read."""
         (role,) = calls.one(connection, b"select session_user::text")
         owners = calls.rows(connection, sql.OWNER, (self._schema,))
         owner, is_owner = owners[0] if owners else (None, False)
-        missing = calls.rows(connection, sql.MISSING_RIGHTS, (self._schema, [*VIEWS]))
-        return Rights(self._schema, role, owner, is_owner, tuple(sorted((k, n, p) for k, n, p in missing)))
+        wanted = [[*column] for column in zip(*sorted(CHECKED), strict=True)]
+        found = {Right(*row[:3]): row[3] for row in calls.rows(connection, sql.RIGHTS, (self._schema, *wanted))}
+        held, lacking = (frozenset(one for one, has in found.items() if has is it) for it in (True, False))
+        public = calls.rows(connection, sql.PUBLIC_DEFINERS, (self._schema, [*DEFINERS]))
+        return Rights(self._schema, role, owner, is_owner, held, lacking, tuple(sorted(name for (name,) in public)))
 
     def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
         """Return whether reclaiming the space of removed entries is worth its cost.

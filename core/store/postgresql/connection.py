@@ -137,9 +137,12 @@ def is_alive(raw: BoundedConnection) -> bool:
 
 
 class PostgresDriver(Driver):
-    """psycopg 3."""
+    """psycopg 3, for a store in a schema."""
 
     error: ClassVar[type[Exception]] = psycopg.Error
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
 
     def is_idle(self, raw: object) -> bool:
         return isinstance(raw, BoundedConnection) and is_idle(raw)
@@ -152,5 +155,7 @@ class PostgresDriver(Driver):
 
     def explain(self, error: BaseException, url: str) -> StoreError | None:
         if errors.is_missing_right(error):
-            return errors.missing_right(error, where=f"store {url}")
+            return errors.missing_right(
+                error, where=f"store {url}", schema=self._schema, role=sa.make_url(url).username
+            )
         return errors.unavailable(error, where=f"store {url}") if errors.is_transient(error) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import psycopg
@@ -27,6 +28,7 @@ from export_queue.core.store.refusals import (
     layout_closed,
     removed_while_loading,
 )
+from export_queue.core.store.roles import grants, on_object
 
 NO_WRITES = "25006"
 OTHER_SESSION = ("26000", "42P05")
@@ -38,6 +40,8 @@ STANDBY_HINT = (
     "a store is the primary: let the URL lead there, with several hosts by target_session_attrs=primary; "
     "or else the role, the database or the server has default_transaction_read_only = on"
 )
+_DENIED = re.compile(r"\b((?:xq_)\w+)$", re.MULTILINE)
+"""The object in the server's message, in whatever language that is."""
 _EXISTS = ("23505", "42P06", "42P07", "42710", "42723")
 """A row, schema, table, object or function exists already."""
 
@@ -80,12 +84,13 @@ def is_missing_right(error: BaseException) -> bool:
     return getattr(error, "sqlstate", None) == "42501"
 
 
-def missing_right(error: BaseException, *, where: str) -> StoreError:
-    """Build the error of a role that lacks a right."""
-    return StoreError(
-        f"{where}: {str(error).strip()}",
-        hint="see which rights the role lacks, and the statements that grant them: export-queue doctor",
-    )
+def missing_right(error: BaseException, *, where: str, schema: str, role: str | None) -> StoreError:
+    """Build the error of a role that lacks a right, with the statement that gives it."""
+    found = _DENIED.search(str(error))
+    of_roles = on_object(found[1]) if found else {}
+    told = [f"as {one}: {'; '.join(grants(rights, schema, role or 'ROLE'))}" for one, rights in of_roles.items()]
+    told.append("see which rights the role lacks, and the statements that grant them: export-queue doctor")
+    return StoreError(f"{where}: {str(error).strip()}", hint="; ".join(told))
 
 
 def unavailable(error: BaseException, *, where: str = "the store's database") -> StoreUnavailable:

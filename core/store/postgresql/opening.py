@@ -63,7 +63,7 @@ def open_dialect(engine: sa.Engine, schema: str) -> Dialect:
     server = PostgresServer(schema)
     return Dialect(
         name="postgresql",
-        driver=PostgresDriver(),
+        driver=PostgresDriver(schema),
         steps=PostgresSteps(schema, engine, server),
         administration=PostgresAdministration(schema),
         locks=PostgresLocks(schema),

@@ -10,6 +10,7 @@ import xxhash
 
 from export_queue.core.postgresql_arrays import BigintArray, ByteaArray
 from export_queue.core.postgresql_connection import Prepared
+from export_queue.core.store.roles import quoted as quoted
 from export_queue.core.store.seams import Scan
 from export_queue.core.store.snapshot import AnySnapshot, ServerSnapshot
 
@@ -90,24 +91,26 @@ FACTS = b"""
     where d.datname = pg_catalog.current_database() and r.rolname = session_user
 """
 """Reads counters of the server, which every role may read."""
-MISSING_RIGHTS = b"""
-    with n as (select n.oid, n.nspname from pg_catalog.pg_namespace n where n.nspname = %b),
-      c as (select c.oid, c.relname, c.relkind from pg_catalog.pg_class c join n on n.oid = c.relnamespace)
-    select 'schema', n.nspname::text, 'usage' from n where not pg_catalog.has_schema_privilege(n.oid, 'usage')
-    union all
-    select 'table', c.relname, p from c, unnest(array['select', 'insert', 'update', 'delete']) p
-      where c.relkind = 'r' and pg_catalog.starts_with(c.relname, 'xq_')
-        and not pg_catalog.has_table_privilege(c.oid, p)
-    union all
-    select 'view', c.relname, 'select' from c
-      where c.relkind = 'v' and c.relname = any(%b) and not pg_catalog.has_table_privilege(c.oid, 'select')
-    union all
-    select 'sequence', c.relname, p from c, unnest(array['usage', 'select', 'update']) p
-      where c.relkind = 'S' and pg_catalog.starts_with(c.relname, 'xq_')
-        and not pg_catalog.has_sequence_privilege(c.oid, p)
-    union all
-    select 'function', f.proname, 'execute' from pg_catalog.pg_proc f join n on n.oid = f.pronamespace
-      where pg_catalog.starts_with(f.proname, 'xq_') and not pg_catalog.has_function_privilege(f.oid, 'execute')
+RIGHTS = b"""
+    with n as (select n.oid from pg_catalog.pg_namespace n where n.nspname = %b),
+      c as (select c.oid, c.relname from pg_catalog.pg_class c join n on n.oid = c.relnamespace)
+    select w.kind, w.name, w.privilege, case w.kind
+      when 'schema' then (select pg_catalog.has_schema_privilege(n.oid, w.privilege) from n)
+      when 'function' then (select pg_catalog.bool_and(pg_catalog.has_function_privilege(f.oid, w.privilege))
+        from pg_catalog.pg_proc f join n on n.oid = f.pronamespace where f.proname = w.name)
+      when 'sequence' then
+        (select pg_catalog.has_sequence_privilege(c.oid, w.privilege) from c where c.relname = w.name)
+      when 'column' then (select pg_catalog.has_column_privilege(c.oid, a.attnum, w.privilege)
+        from c join pg_catalog.pg_attribute a on a.attrelid = c.oid
+        where c.relname = pg_catalog.split_part(w.name, '.', 1) and a.attname = pg_catalog.split_part(w.name, '.', 2))
+      else (select pg_catalog.has_table_privilege(c.oid, w.privilege) from c where c.relname = w.name) end
+    from rows from (pg_catalog.unnest(%b::text[]), pg_catalog.unnest(%b::text[]), pg_catalog.unnest(%b::text[]))
+      as w(kind, name, privilege)
+"""
+"""Reads from the catalogue, which every role may read, which rights the role has; null if there is no such object."""
+PUBLIC_DEFINERS = b"""
+    select f.proname::text from pg_catalog.pg_proc f join pg_catalog.pg_namespace n on n.oid = f.pronamespace
+    where n.nspname = %b and f.proname = any(%b) and pg_catalog.has_function_privilege('public', f.oid, 'execute')
 """
 OWNER = b"""
     select pg_catalog.pg_get_userbyid(c.relowner)::text, pg_catalog.pg_has_role(c.relowner, 'member')
@@ -188,11 +191,6 @@ _SCAN_NEWEST = f"""
 """
 """``distinct on`` would sort the versions of each cell with their values, in workers that are started for each page.
 This one reads them in the order of the index, and ``offset 0`` keeps the planner from reading the whole table."""
-
-
-def quoted(schema: str) -> str:
-    """Quote the name of a schema."""
-    return '"' + schema.replace('"', '""') + '"'
 
 
 def in_schema(schema: str, statement: str) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from export_queue.core.store.database import Reading, Work
+from export_queue.core.store.portable import prefix_of
 from export_queue.core.store.refusals import StagedMeanwhile
 from export_queue.core.store.schema import active as a
 from export_queue.core.store.schema import entry as e
@@ -21,6 +22,12 @@ Row = tuple[int, int, bytes, int]
 
 _AT_ONCE = 200
 """Rows that one statement deletes: three parameters each."""
+_UNSTAGE = """
+    select {s}xq_unstage_v1(:tx, :queue, cast(:layouts as int[]), cast(:buckets as int[]), cast(:keys as bytea[]),
+      cast(:flushes as bigint[]))
+"""
+_EMPTY_SEGMENTS = "select {s}xq_empty_segments_v1(:tx, cast(:numbers as int[]), cast(:known as bigint[]))"
+"""On PostgreSQL functions of the store's owner do this: a writer may neither delete entries nor change segments."""
 
 
 def may_repeat(work: Reading, transaction: int) -> bool:
@@ -81,6 +88,14 @@ def delete_rows(work: Work, transaction: int, queue: int, found: Sequence[Row]) 
 
     :raises StagedMeanwhile: one of them has been staged again, or is gone.
     """
+    if not found:
+        return
+    if work.connection.dialect.name == "postgresql":
+        columns = dict(zip(("layouts", "buckets", "keys", "flushes"), map(list, zip(*found, strict=True)), strict=True))
+        call = sa.text(_UNSTAGE.replace("{s}", prefix_of(work.connection)))
+        if work.connection.scalar(call, {"tx": transaction, "queue": queue, **columns}) < len(found):
+            raise StagedMeanwhile
+        return
     staged = sa.tuple_(s.c.layout, s.c.bucket, s.c.key, s.c.flush)
     stored = sa.tuple_(e.c.layout, e.c.bucket, e.c.key)
     for start in range(0, len(found), _AT_ONCE):
@@ -105,6 +120,12 @@ def replace_segments(
     """
     counted = ld.update().where(ld.c.transaction_id == transaction).values(segments=ld.c.segments + len(rows))
     last = work.connection.execute(counted.returning(ld.c.segments)).scalar_one()
+    if work.connection.dialect.name == "postgresql":
+        call = sa.text(_EMPTY_SEGMENTS.replace("{s}", prefix_of(work.connection)))
+        named = {"tx": transaction, "numbers": [*emptied], "known": [*emptied.values()]}
+        if work.connection.scalar(call, named) < len(emptied):
+            raise StagedMeanwhile
+        emptied = {}
     for number, entries in sorted(emptied.items()):
         this = (g.c.transaction_id == transaction, g.c.number == number, g.c.entries == entries)
         if work.connection.execute(g.update().where(*this).values(entries=0, bytes=0)).rowcount != 1:

@@ -35,7 +35,7 @@ end $body$;
 -- {hour} at most, unless clean-up has met the clock there before. They do not follow the clock at all if the lock of a
 -- registered id would come near the end of the window in which locks are listed.
 create or replace function {s}.xq_draw_v1(registered boolean, lists boolean, out id bigint, out excluded bigint[])
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 declare
   mask constant bigint := {mask};
   last bigint;

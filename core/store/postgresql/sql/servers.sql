@@ -56,7 +56,7 @@ end $body$;
 -- Deletes the changes that all future snapshots see, once they are many. A process that knows the ids as of an older
 -- snapshot notices in the same statement that changes are missing, and reads all ids.
 create or replace function {s}.xq_forget_changes_v1(most bigint) returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 declare
   oldest constant bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
 begin

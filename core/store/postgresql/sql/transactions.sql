@@ -36,7 +36,7 @@ create or replace function {s}.xq_start_v1(
   kind text, registration text, relaxed boolean, request uuid, timeout_ms bigint, client text,
   first_table bigint, first_row bytea, first_column bytea,
   out id bigint, out excluded bigint[], out deadline_ms bigint, out found_version bigint, out found_value bytea)
-language plpgsql volatile set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 declare
   low bigint;
   horizon bigint;
@@ -77,7 +77,7 @@ create or replace function {s}.xq_start_limited_v1(
   registration text, relaxed boolean, request uuid, timeout_ms bigint, client text, subscription bigint,
   mirrored text, only_queues text,
   out id bigint, out excluded bigint[], out deadline_ms bigint)
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 begin
   select b.id, b.excluded, b.deadline_ms into id, excluded, deadline_ms
     from {s}.xq_start_v1('long', registration, relaxed, request, timeout_ms, client, null, null, null) b;
@@ -89,7 +89,7 @@ end $body$;
 -- of the row would not show whether the transaction has ended since. The caller makes the row durable in a separate
 -- call, so that the gate is not held during a flush.
 create or replace function {s}.xq_checkpoint_v1(tx bigint) returns bigint
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 declare
   pointer bigint;
 begin
@@ -202,7 +202,7 @@ end $body$;
 
 -- Begins the staging of segments: the transaction stays in progress, and the readers of its queues do not change.
 create or replace function {s}.xq_hold_long_v1(store text, tx bigint, queues bigint[]) returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 declare
   load bigint;
 begin
@@ -248,7 +248,7 @@ create or replace function {s}.xq_stage_v1(
   entry_queue bigint[], entry_hash bigint[], entry_key bytea[], entry_value bytea[],
   notify_table bigint[], notify_row bytea[], notify_column bytea[], load bigint)
 returns bigint[]
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 declare
   pointers bigint[];
   pointer bigint;
@@ -299,11 +299,44 @@ begin
   return pointers;
 end $body$;
 
+-- Deletes rows that a long transaction has staged, and returns how many: only one in progress has rows in
+-- xq_staged_entry.
+create or replace function {s}.xq_unstage_v1(
+  tx bigint, queue bigint, layouts int[], buckets int[], keys bytea[], flushes bigint[]) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
+declare
+  deleted bigint;
+begin
+  with staged as (
+    delete from {s}.xq_staged_entry s using unnest(layouts, buckets, keys, flushes) as w(l, b, k, f)
+      where s.id = tx and s.queue_number = queue and s.layout = w.l and s.bucket = w.b and s.key = w.k and s.flush = w.f
+      returning s.layout, s.bucket, s.key),
+  entries as (
+    delete from {s}.xq_entry e using staged s
+      where e.queue_number = queue and e.layout = s.layout and e.bucket = s.bucket and e.key = s.key and e.seq = tx)
+  select count(*) into deleted from staged;
+  return deleted;
+end $body$;
+
+-- Empties segments of a long transaction in progress that still have as many entries as their caller knows; returns how
+-- many.
+create or replace function {s}.xq_empty_segments_v1(tx bigint, numbers int[], known bigint[]) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
+declare
+  emptied bigint;
+begin
+  perform {s}.xq_hold_registration_v1(tx);
+  update {s}.xq_segment g set entries = 0, bytes = 0 from unnest(numbers, known) as w(n, e)
+    where g.transaction_id = tx and g.number = w.n and g.entries = w.e;
+  get diagnostics emptied = row_count;
+  return emptied;
+end $body$;
+
 -- Begins the commit of a bound transaction, whose writes become visible at the end of the user's SQL transaction. Locks
 -- its conflict keys and the keys of its entries, and refuses nothing: another bound transaction with one of the keys waits
 -- here for that end. So for every key, numbers that are drawn afterwards are in the order of the commits.
 create or replace function {s}.xq_lock_keys_v1(keys bytea[]) returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception using errcode = 'XQ007', message = current_setting('transaction_isolation');
@@ -329,7 +362,7 @@ create or replace function {s}.xq_commit_v1(
   notify_table bigint[], notify_row bytea[], notify_column bytea[],
   seen_table bigint[], seen_row bytea[], seen_column bytea[], started bigint, load bigint)
 returns bigint
-language plpgsql volatile set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $body$
 #variable_conflict use_variable
 declare
   pointers bigint[];
@@ -520,7 +553,7 @@ end $body$;
 -- Forgets an id and what was staged under it. kept: write pointers that become invalid permanently in the same SQL
 -- transaction, since the participants in left_to could not undo what they wrote under them; null if there are none.
 create or replace function {s}.xq_abort_v1(registration text, tx bigint, kept bigint[], holders text) returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 declare
   pointer bigint;
 begin
@@ -546,7 +579,7 @@ end $body$;
 -- which does not keep others from being ended. A long transaction with a time-out of hours is only recorded when it is
 -- first found late, and ended if it still is some minutes later, since the clock may be ahead for a moment.
 create or replace function {s}.xq_expire_v1(out ended bigint, out failed text)
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 declare
   late bigint[];
   tx bigint;
@@ -577,7 +610,7 @@ end $body$;
 
 -- Deletes the rows of invalid transactions and forgets their ids.
 create or replace function {s}.xq_prune_v1(most bigint, out ended bigint, out failed text)
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 declare
   i bigint;
 begin
