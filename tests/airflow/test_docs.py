@@ -16,7 +16,7 @@ from export_queue.hooks import ExportQueueHook, sink_hook
 
 DOCS = Path(__file__).parents[2] / "docs"
 README = DOCS.parent / "README.md"
-NAMES = ("airflow", "mirror", "airflow-secrets", "airflow-reference")
+NAMES = ("airflow", "mirror", "airflow-secrets", "airflow-reference", "waiting")
 PAGE = "".join((DOCS / f"{name}.md").read_text("utf-8") for name in NAMES)
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 PROJECT = "airflow-provider-export-queue"
@@ -17,7 +17,7 @@ class Environment:
 
     :param folder: is made.
     :param extras: as in ``pip install 'airflow-provider-export-queue[spark,redis]'``.
-    :param library: the library itself, as a zip.
+    :param library: the library itself, as a zip; or its wheel.
     """
 
     def __init__(self, folder: Path, extras: Sequence[str], library: Path) -> None:
@@ -41,6 +41,16 @@ class Environment:
         """Take one distribution away."""
         for top, _ in _tops(name):
             (self._packages / top).unlink(missing_ok=True)
+
+    def add_programs(self, *names: str) -> None:
+        """Write programs to ``bin``, as pip does for a distribution's entry points."""
+        for found in distributions(path=[str(self._packages)]):
+            for entry in found.entry_points.select(group="console_scripts"):
+                if entry.name in names:
+                    program = self.python.with_name(entry.name)
+                    call = f"import sys\nfrom {entry.module} import {entry.attr}\nsys.exit({entry.attr}())\n"
+                    program.write_text(f"#!{self.python}\n{call}")
+                    program.chmod(0o755)
 
 
 def _tops(name: str) -> Iterator[tuple[str, Path]]:

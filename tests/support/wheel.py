@@ -1,13 +1,15 @@
-"""The fixture of the project's wheel, built once."""
+"""The fixtures of the project's wheel, built once, and of an environment that has it installed."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.environments import Environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,3 +31,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = target.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="session")
+def wheel_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    """A new environment in which the wheel is installed with extras, next to Airflow, and without this checkout."""
+    folder = tmp_path_factory.mktemp("from-the-wheel") / "venv"
+    installed = Environment(folder, ["airflow", "openlineage", "postgres", "redis", "elasticsearch"], wheel)
+    installed.add_programs("airflow", "export-queue")
+    yield installed
+    shutil.rmtree(folder)
