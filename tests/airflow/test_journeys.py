@@ -163,14 +163,13 @@ def _the_mistakes_end_in_one_line_that_says_what_to_do(
     assert search.password not in told
 
 
-@pytest.mark.full("it starts the command line; test_doctor has the same check in one process")
-@ONE_SERVER
 def test_an_extra_that_is_missing_is_named_with_the_command_that_installs_it(
-    wheel_environment: Environment, shell: Shell, search: ElasticsearchServer
+    wheel_environment: Environment, shell: Shell
 ) -> None:
+    doctor = f"export-queue doctor --store sqlite:///{shell.folder}/store.db --sink http://127.0.0.1:{free_port()}"
     wheel_environment.uninstall("elastic-transport")
     try:
-        told = shell.run(f"export-queue doctor --store sqlite:///{shell.folder}/store.db --sink {search.url}", status=1)
+        told = shell.run(doctor, status=1)
     finally:
         wheel_environment.install("elastic-transport")
     _has_row("the extra of a sink", told)

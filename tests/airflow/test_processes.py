@@ -1,4 +1,9 @@
-"""Example DAGs in Airflow's own processes: scheduler, API server, DAG processor, triggerer, a process for each task."""
+"""DAGs in Airflow's own processes: scheduler, API server, DAG processor, triggerer, a process for each task.
+
+They run from the wheel, in an environment of its own, as ``test_journeys.py`` does. The DAGs are the examples, and
+those of the page about waiting. Examples that need more servers, Spark, or queues of
+the same names run in ``test_examples.py``, but for one on Spark.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -16,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.airflow_processes import RUN_SECONDS, AirflowProcesses
+from tests.support.airflow_processes import ANSWER_SECONDS, RUN_SECONDS, AirflowProcesses
+from tests.support.environments import Environment
 from tests.support.fake_spark import DETACHED, FakeSpark, is_alive
+from tests.support.pages import Shell, blocks_of
+from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import wait_until
 
-from export_queue import MemorySink, SinkSpec, Store, drain, follow
+from export_queue import MemorySink, SinkSpec, Store, __version__, drain, follow
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 DEFERRED = """
@@ -29,7 +36,7 @@ from export_queue.operators import ExportQueueSparkDrainOperator
 
 with DAG("deferred_drain", schedule=None):
     ExportQueueSparkDrainOperator(
-        task_id="drain", queue_id="visits", sink_conn_id="reports_default", deferrable=True
+        task_id="drain", queue_id="deferred", sink_conn_id="reports_default", spark_home={home!r}, deferrable=True
     )
 """
 TOLD = """
@@ -39,7 +46,33 @@ from export_queue.operators import ExportQueueDrainOperator
 with DAG("told", schedule=None):
     ExportQueueDrainOperator(task_id="drain", queue_id="told", sink_conn_id="in_airflow")
 """
-DAGS = ("mirror_a_query", "one_transaction", "rebuild_an_index", "sales_by_day", "wait_for_export")
+COUNTED = """
+from datetime import timedelta
+from pathlib import Path
+from airflow.sdk import DAG, task
+from export_queue.operators import ExportQueueConfigureOperator
+
+def crash_once(context, result=None):
+    path = Path({path!r})
+    if not path.exists():
+        path.touch()
+        raise RuntimeError("crashed after the commit")
+
+with DAG("counted", schedule=None):
+    tables = {{"counted": {{"row": "str", "value": "int"}}}}
+    set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="counted", tables=tables)
+
+    @task.export_transaction(retries=1, retry_delay=timedelta(0), post_execute=crash_once)
+    def count(*, tx):
+        total = tx.table("counted").get("home", "n", 0) + 1
+        tx.table("counted").set("home", "n", total)
+        tx.queue("counted").add("home", total)
+        return total
+
+    set_up >> count()
+"""
+SPARK_HOME = os.environ.get("EXPORT_QUEUE_SPARK_HOME", str(EXAMPLES.parent / ".venv-spark"))
+NO_DAGS = ("__init__", "exporters", "frames")
 
 pytestmark = [
     pytest.mark.full("Airflow's four processes; test_examples runs the same DAGs in one process"),
@@ -51,17 +84,26 @@ pytestmark = [
 class Site:
     """A machine with Airflow, a store and the files of the databases that the examples use."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: Environment, cache: RedisServer, metadata: str) -> None:
         self.folder = folder
+        self.metadata = metadata.replace("+psycopg", "+psycopg2")
+        self.python = environment.python
+        self.cache = cache
         self.store_url = f"sqlite:///{folder / 'store.db'}"
-        (folder / "dags").mkdir()
-        for name in DAGS:
-            # no runs but those of the tests, which would wait for others
-            program = re.sub(r'schedule="@\w+"', "schedule=None", (EXAMPLES / f"{name}.py").read_text())
-            (folder / "dags" / f"{name}.py").write_text(program)
-        (folder / "dags" / "deferred_drain.py").write_text(DEFERRED)
-        (folder / "dags" / "told.py").write_text(TOLD)
         self.spark = FakeSpark(folder / "fake-spark", DETACHED, "wait")
+        dags = folder / "dags"
+        dags.mkdir()
+        for example in EXAMPLES.glob("*.py"):
+            if example.stem not in NO_DAGS:
+                # no runs but those of the tests, which would wait for others
+                program = re.sub(r'schedule="[^"]+"', "schedule=None", example.read_text())
+                (dags / example.name).write_text(program)
+        for number, block in enumerate(blocks_of("waiting.md", "python")):
+            (dags / f"waiting_{number}.py").write_text(block.text)
+        (dags / "deferred_drain.py").write_text(DEFERRED.format(home=str(self.spark.folder)))
+        (dags / "counted.py").write_text(COUNTED.format(path=str(folder / "crashed")))
+        (dags / "told.py").write_text(TOLD)
+        self.shell = Shell(environment, folder, {"EXPORT_QUEUE_STORE": self.store_url})
 
     def database(self, name: str) -> sqlite3.Connection:
         return sqlite3.connect(self.folder / f"{name}.db", isolation_level=None, timeout=30)
@@ -74,6 +116,12 @@ class Site:
         connections: dict[str, dict[str, Any]] = {
             "export_queue": {"conn_type": "export_queue", "host": self.store_url},
             "spark": {"conn_type": "spark", "host": "local[2]"},
+            "redis": {
+                "conn_type": "redis",
+                "host": self.cache.host,
+                "port": self.cache.port,
+                "password": self.cache.password,
+            },
             **{
                 name: {"conn_type": "sqlite", "host": str(self.folder / f"{name}.db")}
                 for name in ("reports", "search", "warehouse")
@@ -87,34 +135,46 @@ class Site:
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.folder / "dags"),
             "AIRFLOW__CORE__PARALLELISM": "2",
-            "AIRFLOW__EXPORT_QUEUE__SPARK_HOME": str(self.spark.folder),
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
+            "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
+            "AIRFLOW__EXPORT_QUEUE__SPARK_HOME": SPARK_HOME,
             "AIRFLOW__EXPORT_QUEUE__UI_CONN_IDS": "export_queue_default",
             "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(
                 {"type": "file", "log_file_path": str(self.folder / "lineage.ndjson"), "append": True}
             ),
             "AIRFLOW__API_AUTH__JWT_SECRET": "only-for-tests-" * 5,
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self.metadata,
         }
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site(tmp_path_factory.mktemp("site"))
+def site(
+    tmp_path_factory: pytest.TempPathFactory,
+    wheel_environment: Environment,
+    postgres_server: PostgresServer,
+    redis_server: RedisServer,
+) -> Iterator[Site]:
+    metadata = postgres_server.create_database()
+    folder = tmp_path_factory.mktemp("site")
+    site = Site(folder, wheel_environment, redis_server, postgres_server.url(metadata))
+    set_up = [block.text for block in blocks_of("waiting.md", "console") if "configure" in block.text]
+    site.shell.run("\n".join(["export-queue init", *set_up, "export-queue configure clicks"]))
+    yield site
+    postgres_server.drop_database(metadata)
 
 
 @pytest.fixture(scope="module")
 def airflow(site: Site) -> Iterator[AirflowProcesses]:
     environment = site.environment()
-    migrate = [Path(sys.executable).with_name("airflow"), "db", "migrate"]
+    migrate = [site.python.with_name("airflow"), "db", "migrate"]
     subprocess.run(migrate, env=environment, check=True, capture_output=True, timeout=300)
-    with AirflowProcesses(site.folder, environment) as running:
+    with AirflowProcesses(site.folder, environment, site.python) as running:
         yield running
 
 
 @pytest.fixture
 def store(site: Site) -> Iterator[Store]:
     with Store.open(site.store_url) as store:
-        store.create()
         yield store
 
 
@@ -133,11 +193,11 @@ def test_a_task_has_links_and_tells_its_lineage(airflow: AirflowProcesses, site:
         "Dead letters": f"{page}/letters?reader=told",
         "Export Queue page": f"{page}/reader?reader=told",
     }
-    with urllib.request.urlopen(f"{airflow.url}/auth/token", timeout=30) as answer:
+    with urllib.request.urlopen(f"{airflow.url}/auth/token", timeout=ANSWER_SECONDS) as answer:
         token = json.load(answer)["access_token"]
     for link in links.values():
         request = urllib.request.Request(f"{airflow.url}{link}", headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
             assert "told" in answer.read().decode()
     pytest.importorskip("airflow.providers.openlineage")
     lines = (site.folder / "lineage.ndjson").read_text().splitlines()
@@ -172,6 +232,8 @@ def test_a_sink_follows_a_query_and_then_an_index_is_rebuilt(
     assert mirrored() == expected
     airflow.ask("/dags/mirror_a_query", method="PATCH", body={"is_paused": True})
 
+    run = airflow.trigger("replay_a_part", prefix="1")
+    assert set(airflow.wait_for("replay_a_part", run).values()) == {"success"}
     store.subscribe("products", "search")
     store.first_load("products/search", source="state")
     drain(store, "products/search", site.sink("search"))
@@ -183,6 +245,108 @@ def test_a_sink_follows_a_query_and_then_an_index_is_rebuilt(
     assert [reader.id for reader in store.subscriptions("products")] == ["products/search-2"]
     rows = search.execute("SELECT id, name FROM products_now").fetchall()
     assert {int(key): name for key, name in rows} == expected
+
+
+def test_examples_that_need_nothing_else_run_next_to_each_other(
+    airflow: AirflowProcesses, site: Site, store: Store
+) -> None:
+    """All at once, in two slots of the executor."""
+    alone = (
+        "compact_and_drain",
+        "index_by_city",
+        "local_drain",
+        "maintenance",
+        "react_to_changes",
+        "set_up_orders",
+    )
+    runs = {dag_id: airflow.trigger(dag_id) for dag_id in alone}
+
+    def is_deferred() -> bool:
+        return airflow.states("react_to_changes", runs["react_to_changes"]).get("wait") == "deferred"
+
+    wait_until(is_deferred, "react_to_changes does not wait", seconds=RUN_SECONDS, pause=0.5)
+    store.run(lambda tx: tx.table("goods").set("salt", "stock", 3))
+    for dag_id, run in runs.items():
+        assert set(airflow.wait_for(dag_id, run).values()) == {"success"}, dag_id
+    store.run(lambda tx: tx.queue("visits").add("home", {"visits": 9}))
+    run = airflow.trigger("retry_dead_letters")
+    assert airflow.wait_for("retry_dead_letters", run) == {"retry": "success", "drain": "success"}
+    rows = site.database("reports").execute("SELECT page, visits FROM pages_live ORDER BY page").fetchall()
+    assert rows == [("home", 9), ("search", 1)]
+
+
+def test_the_dag_processor_stores_every_example(airflow: AirflowProcesses) -> None:
+    files = {path.stem for path in EXAMPLES.glob("*.py")} - set(NO_DAGS)
+    assert len(files) > 20
+
+    def stored() -> set[str]:
+        found = airflow.ask("/dags?limit=100")["dags"]
+        return {Path(dag["relative_fileloc"]).stem for dag in found} & files
+
+    wait_until(lambda: stored() == files, "the DAG processor does not store all", seconds=RUN_SECONDS, pause=0.5)
+    assert airflow.ask("/importErrors")["import_errors"] == []
+
+
+def test_the_api_shows_the_provider(airflow: AirflowProcesses) -> None:
+    found = {one["package_name"]: one for one in airflow.ask("/providers?limit=100")["providers"]}
+    shown = found["airflow-provider-export-queue"]
+    assert shown["version"] == __version__
+    assert shown["description"].startswith("Transactional exports")
+
+
+def test_an_asset_starts_the_example_that_drains_on_spark(airflow: AirflowProcesses, site: Site, store: Store) -> None:
+    from redis import Redis
+
+    if not Path(SPARK_HOME, "bin", "spark-submit").exists():
+        pytest.skip("Spark is missing: ./run setup builds .venv-spark")
+    airflow.unpause("publish")
+    run = airflow.trigger("recount")
+    assert set(airflow.wait_for("recount", run).values()) == {"success"}
+    assert airflow.wait_for("publish", airflow.first_run("publish")) == {"drain": "success"}
+    with Redis.from_url(site.cache.url()) as cache:
+        assert cache.get("customer:carla") == b'{"total":5}'
+    assert store.backlog("orders") == []
+
+
+def test_the_dags_of_the_page_about_waiting_start_and_continue_when_there_is_something(
+    airflow: AirflowProcesses, site: Site, store: Store
+) -> None:
+    from redis import Redis
+
+    (add,) = [block.text for block in blocks_of("waiting.md", "console") if "add" in block.text]
+    site.shell.run(add)
+    report = airflow.trigger("report_of_the_day")
+
+    def is_deferred() -> bool:
+        return airflow.states("report_of_the_day", report).get("fresh") == "deferred"
+
+    wait_until(is_deferred, "the sensor does not wait on the triggerer", seconds=RUN_SECONDS, pause=0.2)
+    for dag_id in ("warm_caches", "publish_when_carts_wait", "publish_waiting_clicks"):
+        airflow.unpause(dag_id)
+    store.run(lambda tx: tx.queue("clicks").add("home", {"n": 1}))
+
+    assert airflow.wait_for("publish_when_carts_wait", airflow.first_run("publish_when_carts_wait"))
+    warmed = airflow.first_run("warm_caches")
+    assert airflow.wait_for("warm_caches", warmed) == {"warm": "success"}
+    assert airflow.result("warm_caches", warmed, "warm") == 1
+    assert airflow.wait_for("report_of_the_day", report) == {"fresh": "success", "report": "success"}
+    assert airflow.wait_for("publish_waiting_clicks", airflow.first_run("publish_waiting_clicks"))
+    with Redis.from_url(site.cache.url()) as cache:
+        assert json.loads(cache.get("carts:anna")) == {"items": 3}
+        assert cache.get("clicks:home") == b'{"n":1}'
+
+
+def test_a_retried_task_takes_effect_once_and_a_cleared_one_again(airflow: AirflowProcesses, store: Store) -> None:
+    """Two rows of docs/airflow-retries.md."""
+    run = airflow.trigger("counted")
+    assert set(airflow.wait_for("counted", run).values()) == {"success"}
+    assert airflow.ask(f"/dags/counted/dagRuns/{run}/taskInstances/count")["try_number"] == 2
+    assert airflow.result("counted", run, "count") == 1
+    clear = {"dry_run": False, "dag_run_id": run, "task_ids": ["count"], "only_failed": False}
+    airflow.ask("/dags/counted/clearTaskInstances", method="POST", body=clear)
+    assert set(airflow.wait_for("counted", run).values()) == {"success"}
+    assert airflow.result("counted", run, "count") == 2
+    assert sum(unit.entries for unit in store.backlog("counted")) == 2
 
 
 def test_a_sensor_waits_on_the_triggerer_until_the_sink_has_the_change(airflow: AirflowProcesses, store: Store) -> None:
@@ -241,9 +405,9 @@ def test_one_transaction_spans_the_processes_of_its_tasks(airflow: AirflowProces
 def test_a_deferred_drain_outlives_its_task_and_ends_with_the_act_of_a_person(
     airflow: AirflowProcesses, site: Site, store: Store
 ) -> None:
-    store.configure_queue("visits")
+    store.configure_queue("deferred")
     with store.transaction() as tx:
-        tx.queue("visits").add("anna", {})
+        tx.queue("deferred").add("anna", {})
     states: list[str] = []
 
     def triggers() -> int:
@@ -269,7 +433,7 @@ def test_a_deferred_drain_outlives_its_task_and_ends_with_the_act_of_a_person(
     path = f"/dags/deferred_drain/dagRuns/{run}/taskInstances/drain"
     airflow.ask(path, method="PATCH", body={"new_state": "failed"})
     wait_until(lambda: not is_alive(pid), "the driver continues", pause=0.1)
-    assert store.reports(queue_id="visits") == []
+    assert store.reports(queue_id="deferred") == []
 
     run, pid = deferred()
     (site.spark.folder / "go").touch()

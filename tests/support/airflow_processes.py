@@ -24,6 +24,8 @@ from tests.support.waiting import wait_until
 START_SECONDS = 180
 RUN_SECONDS = 300.0
 """Seconds without any change of a run's tasks after which a test fails."""
+ANSWER_SECONDS = 120.0
+"""Seconds that an answer may take while the machine is busy."""
 ENDED = {"success", "failed"}
 
 
@@ -32,15 +34,17 @@ class AirflowProcesses:
 
     :param folder: for their logs.
     :param environment: their environment, with Airflow's settings and connections; its database exists.
+    :param python: whose ``airflow`` they are, by default this process's.
     """
 
     # Not `airflow standalone`: its log servers listen on every address. `-s` leaves them out.
     programs = (("api-server", "-w", "1"), ("scheduler", "-s"), ("dag-processor",), ("triggerer", "-s"))
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], python: Path = Path(sys.executable)) -> None:
         port = free_port()
         self.url = f"http://{HOST}:{port}"
         self.folder = folder
+        self._airflow = python.with_name("airflow")
         self._environment = {
             **environment,
             "AIRFLOW__API__HOST": HOST,
@@ -48,19 +52,19 @@ class AirflowProcesses:
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+            "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": str(ANSWER_SECONDS),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         }
         self._running: list[subprocess.Popen[bytes]] = []
         self._token = ""
 
     def __enter__(self) -> Self:
-        airflow = Path(sys.executable).with_name("airflow")
         try:
             for program in self.programs:
                 with self._log_of(program[0]).open("wb") as log:
                     self._running.append(
                         subprocess.Popen(
-                            [airflow, *program],
+                            [self._airflow, *program],
                             env=self._environment,
                             stdout=log,
                             stderr=subprocess.STDOUT,
@@ -87,7 +91,7 @@ class AirflowProcesses:
         :param path: below ``/api/v2``.
         """
         if not self._token:
-            with urllib.request.urlopen(f"{self.url}/auth/token", timeout=30) as answer:
+            with urllib.request.urlopen(f"{self.url}/auth/token", timeout=ANSWER_SECONDS) as answer:
                 self._token = json.load(answer)["access_token"]
         request = urllib.request.Request(
             f"{self.url}/api/v2{path}",
@@ -95,7 +99,7 @@ class AirflowProcesses:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
             return json.load(answer)
 
     def unpause(self, dag_id: str) -> None:
@@ -110,6 +114,15 @@ class AirflowProcesses:
         self.unpause(dag_id)
         body = {"logical_date": None, "conf": conf, "partition_key": partition_key}
         return str(self.ask(f"/dags/{dag_id}/dagRuns", method="POST", body=body)["dag_run_id"])
+
+    def first_run(self, dag_id: str) -> str:
+        """Wait until something has started a run of a DAG, and return its id."""
+
+        def runs() -> list[str]:
+            return [str(run["dag_run_id"]) for run in self.ask(f"/dags/{dag_id}/dagRuns?order_by=id")["dag_runs"]]
+
+        wait_until(lambda: bool(runs()), f"nothing starts {dag_id}", seconds=RUN_SECONDS, pause=0.5)
+        return runs()[0]
 
     def states(self, dag_id: str, run_id: str) -> dict[str, str]:
         """Return the state of each task of a run; of a mapped one under ``task[index]``."""
