@@ -55,14 +55,14 @@ def search(
 
 
 @pytest.fixture
-def stub() -> Iterator[Callable[[bytes, bool], str]]:
+def stub() -> Iterator[Callable[..., str]]:
     """Start a server that answers every request with some JSON, as Elasticsearch or not, and return its URL."""
     opened: list[ThreadingHTTPServer] = []
 
-    def start(body: bytes, is_elastic: bool) -> str:
+    def start(body: bytes, is_elastic: bool, status: int = 200) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.send_response(200)
+                self.send_response(status)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(body)))
                 if is_elastic:
@@ -132,7 +132,7 @@ def test_one_kind_is_not_the_other(search: Any, store: Store) -> None:
     assert server.request("GET", f"/{name}*")[1] == {}, "nothing was created"
 
 
-def test_elasticsearch_is_not_opensearch_nor_is_anything_else(stub: Callable[[bytes, bool], str]) -> None:
+def test_elasticsearch_is_not_opensearch_nor_is_anything_else(stub: Callable[..., str]) -> None:
     for body, is_elastic, said in (
         (
             b'{"version":{"number":"9.2.8"},"tagline":"You Know, for Search"}',
@@ -163,6 +163,12 @@ def test_elasticsearch_is_not_opensearch_nor_is_anything_else(stub: Callable[[by
 )
 def test_a_server_is_known_by_its_greeting(greeting: Any, product: Any, called: str) -> None:
     assert product_of(greeting) == (product, called)
+
+
+def test_a_user_who_may_not_see_the_version_may_still_write(stub: Callable[..., str]) -> None:
+    forbidden = b'{"error":{"type":"security_exception","reason":"no permissions"},"status":403}'
+    with contextlib.closing(OpenSearchSink(stub(forbidden, False, status=403))) as sink:
+        assert sink.probe().endswith("the user may not see the cluster's health, and need not")
 
 
 def test_login_and_tls_are_demanded(search: Any, tmp_path: Path) -> None:

@@ -10,11 +10,19 @@ from typing import Any
 
 import pytest
 from tests.support.elasticsearch import ElasticsearchServer
+from tests.support.fixtures import NEWER, OLDER
 from tests.support.waiting import wait_until
 
 from export_queue import Store, follow
 
-pytestmark = pytest.mark.timeout(240)  # the first test waits for its server
+pytestmark = [
+    pytest.mark.timeout(240),  # the first test waits for its server
+    pytest.mark.parametrize(  # the page's program has a sink on Elasticsearch
+        "elasticsearch_server",
+        [OLDER, pytest.param(NEWER, marks=pytest.mark.full("the second version"))],
+        indirect=True,
+    ),
+]
 PAGE = (Path(__file__).parents[2] / "docs" / "read-your-writes.md").read_text("utf-8")
 (SERVICE,) = (
     block for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if "FastAPI" in block
