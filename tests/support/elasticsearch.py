@@ -188,12 +188,12 @@ def fetch(version: str) -> Path:
     return maven.fetch(maven.Artifact(_GROUP, "elasticsearch", version, VERSIONS[version], extension="zip"))
 
 
-def find_java(version: str) -> Path:
-    """Return the home of the oldest Java of this machine that a version of Elasticsearch runs with.
+def find_java(version: str, product: str = "Elasticsearch") -> Path:
+    """Return the home of the oldest Java of this machine that a version of a product runs with.
 
     :raises FileNotFoundError: when there is none.
     """
-    least = 17 if version.startswith("8.") else 21
+    least = 17 if version.startswith(("2.", "8.")) else 21  # of OpenSearch, of Elasticsearch
     named = [Path(home) / "bin" / "java" for home in [os.environ.get("JAVA_HOME")] if home]
     named += [Path(program) for program in [shutil.which("java")] if program]
     found: dict[Path, int] = {}
@@ -206,7 +206,7 @@ def find_java(version: str) -> Path:
         if major >= least and (least < 21 or "jdk.jdi@" in _said_by(home / "bin" / "java", "--list-modules")):
             return home
     kind = f"Java {least} or newer" if least < 21 else f"a full JDK {least} or newer"
-    raise FileNotFoundError(f"Elasticsearch {version} is missing {kind}; found: {sorted(found.values()) or 'none'}")
+    raise FileNotFoundError(f"{product} {version} is missing {kind}; found: {sorted(found.values()) or 'none'}")
 
 
 def _java_version(program: Path) -> int:

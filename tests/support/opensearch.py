@@ -57,7 +57,7 @@ class OpenSearchServer(ElasticsearchServer):
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         Server.__init__(self, {**_SETTINGS, **(settings or {})})
         self.version = VERSION
-        self._java = find_java("8.")  # 17 or newer
+        self._java = find_java(VERSION, self.product)
         self._libraries = maven.fetch_tree(LIBRARIES)
         self._data: Path | None = None
 
@@ -102,7 +102,7 @@ class OpenSearchServer(ElasticsearchServer):
 def main() -> int:
     """Fill the cache, and say what cannot be had."""
     try:
-        find_java("8.")
+        find_java(VERSION, "OpenSearch")
         maven.fetch_tree(LIBRARIES)
     except FileNotFoundError as missing:
         print(f"    tests on OpenSearch {VERSION} will be skipped: {missing}")
