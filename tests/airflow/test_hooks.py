@@ -397,6 +397,12 @@ def certifi_file() -> str:
     return certifi.where()
 
 
+@pytest.mark.parametrize("name", ["timeout", "request_timeout"])
+def test_the_time_limit_of_elasticsearchs_client_becomes_that_of_the_sink(connect: Any, name: str) -> None:
+    connect("search", conn_type="elasticsearch", host="h", extra={name: "7.5"})
+    assert ElasticsearchSinkHook("search").describe().spec.options["timeout"] == 7.5
+
+
 def test_an_api_key_takes_the_place_of_user_and_password(connect: Any) -> None:
     connect("search", conn_type="elasticsearch", host="h", port=1, extra={"api_key": PASSWORD})
     described = ElasticsearchSinkHook("search").describe()

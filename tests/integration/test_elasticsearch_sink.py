@@ -12,16 +12,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from elastic_transport import NodeConfig, Transport
-from tests.support.certificates import make_certificate
 from tests.support.elasticsearch import ElasticsearchServer
 from tests.support.servers import free_port
-from tests.support.tls_proxy import TlsProxy
 from tests.support.waiting import wait_until
 
 from export_queue import (
@@ -1102,56 +1099,7 @@ def test_a_server_that_is_killed_amid_requests_keeps_what_it_acknowledged(narrow
         assert sink.apply(puts(*part)) == ApplyResult(0, len(part)), "what was acknowledged is there, with its rank"
 
 
-# -- what connections demand -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tls_certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    return {name: make_certificate(folder, name) for name in ("known", "other")}
-
-
-@pytest.mark.parametrize(
-    ("host", "options", "complaint"),
-    [
-        ("127.0.0.1", {"ca_certs": "{known}"}, None),
-        ("127.0.0.1", {"ca_certs": "{known}", "verify_certs": True, "http_compress": True}, None),
-        ("127.0.0.1", {"verify_certs": False, "ssl_show_warn": False}, None),
-        ("127.0.0.1", {"ssl_assert_fingerprint": "{fingerprint}"}, None),
-        ("localhost", {"ca_certs": "{known}", "ssl_assert_hostname": "127.0.0.1"}, None),
-        ("localhost", {"ca_certs": "{known}"}, "[Hh]ostname"),
-        ("127.0.0.1", {"ca_certs": "{other}"}, "certificate"),
-        ("127.0.0.1", {}, "certificate"),
-        ("127.0.0.1", {"verify_certs": True}, "certificate"),
-        ("127.0.0.1", {"ssl_assert_fingerprint": "00" * 32}, "[Ff]ingerprint"),
-    ],
-)
-def test_what_a_connection_demands_of_tls_is_kept(
-    elasticsearch_server: ElasticsearchServer,
-    name: str,
-    tls_certificates: dict[str, Path],
-    host: str,
-    options: dict[str, Any],
-    complaint: str | None,
-) -> None:
-    server = elasticsearch_server
-    with TlsProxy(server.port, tls_certificates["known"]) as proxy:
-        known = {**tls_certificates, "fingerprint": proxy.fingerprint}
-        read_in = {key: value.format(**known) if isinstance(value, str) else value for key, value in options.items()}
-        sink = server.sink(
-            f"https://{host}:{proxy.port}",
-            server.user,
-            server.password,
-            index=f"{name}-$collection",
-            client_options=read_in,
-        )
-        with closing(sink):
-            if complaint is None:
-                assert admit(sink).apply(puts(b"1")).written == 1
-                return
-            with pytest.raises(SinkRefused, match=complaint) as refused:
-                admit(sink)
-    assert server.password not in str(refused.value)
+# -- logs --------------------------------------------------------------------------------------------------------------
 
 
 def test_requests_of_the_sink_leave_no_lines_in_logs_and_those_of_others_do(

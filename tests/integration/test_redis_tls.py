@@ -1,4 +1,4 @@
-"""The Redis sink over TLS, to one server and to a cluster."""
+"""The Redis sink over TLS to a cluster; one server is in ``test_connection_rows.py``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_records import admit, puts
 from tests.support.servers import HOST, RedisServer, free_port
 
-from export_queue import RedisSink, SinkUnavailable
+from export_queue import RedisSink
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +34,6 @@ def settings(certificate: Path) -> Mapping[str, str]:
 
 
 @pytest.fixture
-def server(certificate: Path) -> Iterator[RedisServer]:
-    try:
-        made = RedisServer(settings(certificate))
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    with made:
-        yield made
-
-
-@pytest.fixture
 def cluster(certificate: Path) -> Iterator[RedisCluster]:
     try:
         made = RedisCluster(settings={"tls-cluster": "yes", "tls-replication": "yes"})
@@ -57,18 +47,6 @@ def cluster(certificate: Path) -> Iterator[RedisCluster]:
 
 def over_tls(server: RedisServer, **options: Any) -> RedisSink:
     return RedisSink(HOST, int(server.settings["tls-port"]), password=server.password, ssl=True, ssl_options=options)
-
-
-def test_a_server_whose_certificate_is_known_is_written_to(server, certificate):
-    with closing(over_tls(server, ssl_ca_certs=str(certificate))) as sink:
-        assert admit(sink).apply(puts(b"1", b"2")).written == 2
-    with redis.Redis(HOST, server.port, password=server.password) as reader:
-        assert reader.get("orders:1") == b"x"
-
-
-def test_a_server_whose_certificate_nobody_vouches_for_is_not_spoken_to(server):
-    with closing(over_tls(server)) as sink, pytest.raises(SinkUnavailable, match="certificate"):
-        admit(sink)
 
 
 def test_all_nodes_of_a_cluster_are_reached_over_tls(cluster, certificate):

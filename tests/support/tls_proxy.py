@@ -20,11 +20,18 @@ class TlsProxy:
 
     :param port: where the server listens.
     :param certificate: a certificate, beside its key.
+    :param clients: who vouches for clients, which then need a certificate.
     """
 
-    def __init__(self, port: int, certificate: Path) -> None:
+    def __init__(self, port: int, certificate: Path, *, clients: Path | None = None) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+        if clients is not None:
+            context.load_verify_locations(clients)
+            context.verify_mode = ssl.CERT_REQUIRED
+        heard: list[bytes] = []
+        self.heard = heard
+        """What clients have sent, decrypted."""
         der = ssl.PEM_cert_to_DER_cert(certificate.read_text())
         self.fingerprint = hashlib.sha256(der).hexdigest()
 
@@ -37,7 +44,7 @@ class TlsProxy:
                 ):
                     back = threading.Thread(target=_copy, args=(server, client))
                     back.start()
-                    _copy(client, server)
+                    _copy(client, server, heard)
                     back.join()
 
         self._server = socketserver.ThreadingTCPServer((HOST, 0), Handler)
@@ -56,9 +63,11 @@ class TlsProxy:
         self._server.server_close()
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy(source: socket.socket, target: socket.socket, heard: list[bytes] | None = None) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
+            if heard is not None:
+                heard.append(data)
             target.sendall(data)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_RDWR)

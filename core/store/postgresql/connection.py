@@ -22,7 +22,7 @@ CONNECT_SECONDS = 10
 
 CLIENT_DEFAULTS = {
     "connect_timeout": CONNECT_SECONDS,
-    "application_name": "export-queue",
+    "fallback_application_name": "export-queue",
     # The loss of a server's host or network is noticed after a minute, not after the system's two hours.
     "keepalives_idle": 30,
     "keepalives_interval": 10,

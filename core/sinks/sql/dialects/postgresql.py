@@ -105,7 +105,7 @@ class PostgresDialect(Dialect):
 
     def engine(self) -> Engine:
         settings = {
-            "application_name": "export_queue",
+            "fallback_application_name": "export_queue",
             "connect_timeout": 10,
             "keepalives_idle": 30,
             "keepalives_interval": 10,
