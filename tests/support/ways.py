@@ -39,6 +39,11 @@ _LISTED = {
     "drainer": "maintain",
 }
 """Methods of a store, by the role that calls them."""
+AS_OWNER = (
+    "test_a_swept_long_transaction_is_invalid_until_it_is_pruned",
+    "test_what_commits_into_a_chunk_between_its_reading_and_its_removal_stays",
+)
+"""Tests that call functions of several roles without a store's method, by name; their stores have all rights."""
 _LETTERS = {"application": "retry drop give_up_file fall_back", "drainer": "list count audit"}
 """The same of its dead letters."""
 
