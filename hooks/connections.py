@@ -86,6 +86,18 @@ def _with_readable_extra(connection: Connection) -> Connection:
     return connection
 
 
+async def aextra(connection: Connection) -> dict[str, Any]:
+    """Return the extra fields of a connection, whose values Airflow masks in logs from now on, from an event loop.
+
+    Airflow has a method for this only since 3.3.2.
+    """
+    from airflow.sdk.log import amask_secret
+
+    extra: dict[str, Any] = json.loads(connection.extra or "{}")
+    await amask_secret(extra)
+    return extra
+
+
 def _as_airflows_own_commands() -> AbstractContextManager[None]:
     # Outside a task Airflow reads only variables and secrets backends, unless a process declares that it may use
     # Airflow's database. A user's script or command line may, as `airflow connections` does.

@@ -13,6 +13,7 @@ from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.hooks.connections import (
     SQL_TYPES,
     SqlAddress,
+    aextra,
     afind_connection,
     find_connection,
     refuse_fields,
@@ -99,10 +100,10 @@ class ExportQueueHook(BaseHook):
     async def adescribe(self) -> Described[StoreSpec]:
         """Describe the store from an event loop."""
         connection = await afind_connection(self.export_queue_conn_id, example=_EXAMPLE)
-        own, rest = _fields(connection, await connection.aextra_dejson())
+        own, rest = _fields(connection, await aextra(connection))
         if linked := _linked(connection, own):
             target = await afind_connection(linked, example=_SQL_EXAMPLE)
-            return _described(own, sql_address(target, await target.aextra_dejson()))
+            return _described(own, sql_address(target, await aextra(target)))
         return _described(own, _own_address(connection, rest))
 
     def get_store(self) -> Store:

@@ -39,6 +39,16 @@ with DAG("deferred_drain", schedule=None):
         task_id="drain", queue_id="deferred", sink_conn_id="reports_default", spark_home={home!r}, deferrable=True
     )
 """
+MAPPED = """
+from airflow.sdk import DAG
+from export_queue.operators import ExportQueueSparkDrainOperator
+
+with DAG("mapped", schedule=None):
+    ExportQueueSparkDrainOperator.partial(
+        task_id="drain", queue_id="parts", sink_conn_id="reports_default", spark_home={home!r}, deferrable=True,
+        retries=2, retry_delay=1,
+    ).expand(ranges=[[[0, 2]], [[2, 4]]])
+"""
 TOLD = """
 from airflow.sdk import DAG
 from export_queue.operators import ExportQueueDrainOperator
@@ -101,6 +111,7 @@ class Site:
         for number, block in enumerate(blocks_of("waiting.md", "python")):
             (dags / f"waiting_{number}.py").write_text(block.text)
         (dags / "deferred_drain.py").write_text(DEFERRED.format(home=str(self.spark.folder)))
+        (dags / "mapped.py").write_text(MAPPED.format(home=str(self.spark.folder)))
         (dags / "counted.py").write_text(COUNTED.format(path=str(folder / "crashed")))
         (dags / "told.py").write_text(TOLD)
         self.shell = Shell(environment, folder, {"EXPORT_QUEUE_STORE": self.store_url})
@@ -442,6 +453,45 @@ def test_a_deferred_drain_outlives_its_task_and_ends_with_the_act_of_a_person(
     assert airflow.wait_for("deferred_drain", run) == {"drain": "success"}
     assert airflow.result("deferred_drain", run, "drain")["acknowledged"] == 1
     wait_until(lambda: not is_alive(pid), "the driver has not ended", pause=0.1)
+
+
+def test_a_mapped_deferred_drain_ends_right_whichever_process_of_airflow_is_killed(
+    airflow: AirflowProcesses, site: Site, store: Store
+) -> None:
+    store.configure_queue("parts", buckets=4, buckets_per_range=2)
+    go = site.spark.folder / "go"
+    names = [program[0] for program in airflow.programs]
+    for killed, are_done_meanwhile in ((names, False), (["triggerer", "scheduler"], True)):
+        go.unlink(missing_ok=True)
+        before = len(site.spark.calls())
+        with store.transaction() as tx:
+            tx.queue("parts").add_many((f"key {n}", {"n": n}) for n in range(40))
+        run = airflow.trigger("mapped")
+        wait_until(
+            lambda run=run: [*airflow.states("mapped", run).values()] == ["deferred"] * 2,  # type: ignore[misc]
+            "the drains are not deferred",
+            seconds=RUN_SECONDS,
+            pause=0.2,
+        )
+        drivers = [call["pid"] for call in site.spark.calls()[before:]]
+        assert len(drivers) == 2
+        for name in killed:
+            airflow.kill(name)
+            if not are_done_meanwhile:
+                airflow.restart(name)
+        assert all(map(is_alive, drivers))
+        go.touch()
+        if are_done_meanwhile:
+            wait_until(lambda drivers=drivers: not any(map(is_alive, drivers)), "the drivers continue", pause=0.1)  # type: ignore[misc]
+            for name in killed:
+                airflow.restart(name)
+        assert airflow.wait_for("mapped", run) == {"drain[0]": "success", "drain[1]": "success"}
+        assert len(site.spark.calls()) == before + 2  # if Airflow repeats an attempt, nothing is left to submit
+        found = store.reports(queue_id="parts")
+        assert sum(report["acknowledged"] for report in found) == 40 * (1 + are_done_meanwhile)
+        told = airflow.ask(f"/dags/mapped/dagRuns/{run}/taskInstances/drain/logs/1?map_index=0")
+        assert "acknowledged" in json.dumps(told)
+    assert store.backlog("parts") == []
 
 
 def test_a_browser_shows_the_page_in_the_ui(airflow: AirflowProcesses, store: Store, tmp_path: Path) -> None:

@@ -52,25 +52,17 @@ class AirflowProcesses:
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+            # a busy machine answers late: tasks must not fail for that
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": str(ANSWER_SECONDS),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         }
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._token = ""
 
     def __enter__(self) -> Self:
         try:
-            for program in self.programs:
-                with self._log_of(program[0]).open("wb") as log:
-                    self._running.append(
-                        subprocess.Popen(
-                            [self._airflow, *program],
-                            env=self._environment,
-                            stdout=log,
-                            stderr=subprocess.STDOUT,
-                            start_new_session=True,
-                        )
-                    )
+            for name, *_ in self.programs:
+                self.start(name)
             self._wait_until_it_answers()
         except BaseException:
             self._stop()
@@ -80,10 +72,34 @@ class AirflowProcesses:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stop()
 
+    def start(self, name: str) -> None:
+        """Start one of the programs."""
+        (words,) = [words for words in self.programs if words[0] == name]
+        with self._log_of(name).open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [self._airflow, *words],
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        """Kill one of the programs, with the processes that it has started."""
+        killed = self._running.pop(name)
+        assert killed.poll() is None, f"{name} had ended before it was killed"
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait(15)
+
+    def restart(self, name: str) -> None:
+        """Start a killed program again, and wait until Airflow answers."""
+        self.start(name)
+        self._wait_until_it_answers()
+
     @property
     def is_running(self) -> bool:
         """Whether all processes are there."""
-        return all(process.poll() is None for process in self._running)
+        return all(process.poll() is None for process in self._running.values())
 
     def ask(self, path: str, *, method: str = "GET", body: Any = None) -> Any:
         """Call Airflow's public API, and return the answer.
@@ -180,10 +196,10 @@ class AirflowProcesses:
         raise TimeoutError(f"Airflow does not answer at {self.url}; see the logs in {self.folder}")
 
     def _stop(self) -> None:
-        for process in self._running:
+        for process in self._running.values():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
-        for process in self._running:
+        for process in self._running.values():
             try:
                 process.wait(15)
             except subprocess.TimeoutExpired:
