@@ -123,6 +123,7 @@ _DRAINER: dict[str, str] = {
     "xq_lock_request": "select insert update delete",
     "xq_attempt": "select insert update delete",
     "xq_drain_report": "select insert delete",
+    "xq_comparison": "select insert delete",
     "xq_sink_fence": "select insert update delete",
     "xq_low_watermark": "select insert update delete",
     "xq_cleaning": "select insert update",
