@@ -17,6 +17,8 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.store import RIGHTS, ROLES
 from export_queue.core.store import grants as statements_for
 
+_NAME_BYTES = 63
+"""PostgreSQL cuts longer names, which may then be those of another role."""
 _SECONDS = 5.0
 """Seconds between two lines of progress."""
 
@@ -75,6 +77,11 @@ def grants(
     rights = next((RIGHTS[one] for one in ROLES if one == role), None)
     if rights is None:
         raise InvalidArgument(f"ROLE: expected {', '.join(ROLES[:-1])} or {ROLES[-1]}, found {role!r}")
+    if name in ("", "public", "none") or "\0" in name or len(name.encode()) > _NAME_BYTES:
+        raise InvalidArgument(
+            f"NAME: expected the name of one role of the database, 1 to {_NAME_BYTES} bytes and not public, which is "
+            f"everybody, found {name!r}"
+        )
     server = store.database.dialect.server
     if server is None:
         raise InvalidArgument(

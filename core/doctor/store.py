@@ -186,6 +186,12 @@ def judge_rights(rights: Rights) -> Iterator[Check]:
             f"{', '.join(rights.public[:3])}",
             fix=f"as {rights.owner}: revoke execute on function {shown} from public",
         )
+    if rights.may_public_create:
+        yield Check.error(
+            "public rights",
+            f"everybody may create functions in schema {rights.schema}, which users of the store may then call",
+            fix=f"as the schema's owner: revoke create on schema {quoted(rights.schema)} from public",
+        )
     if rights.is_owner:
         yield Check.ok("rights", f"role {rights.role} owns the store")
         return

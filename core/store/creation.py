@@ -14,6 +14,7 @@ from export_queue.core.store.database import Database, Identity, Reading, Work
 from export_queue.core.store.migration import migrate
 from export_queue.core.store.portable import prefix_of, schema_of
 from export_queue.core.store.registration import LOCK_WINDOW
+from export_queue.core.store.roles import quoted
 
 _SIGN = 1 << 63
 MAX_FLOOR = (1 << 62) - (1 << 55)
@@ -62,6 +63,21 @@ def _add_schema(connection: sa.Connection) -> None:
     # CREATE SCHEMA IF NOT EXISTS needs the right to create a schema even if it exists.
     if connection.scalar(sa.text("select 1 from pg_namespace where nspname = :name"), {"name": name}) is None:
         connection.execute(sa.schema.CreateSchema(name))
+    _act_as_owner(connection, name)
+
+
+def _act_as_owner(connection: sa.Connection, schema_name: str) -> None:
+    """Let what is added belong to the role that owns the store, whose functions need rights on all of it."""
+    owner = connection.scalar(
+        sa.text(
+            "select pg_get_userbyid(c.relowner)::text from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+            "where n.nspname = :name and c.relname = 'xq_store' and pg_get_userbyid(c.relowner) <> current_user "
+            "and pg_has_role(c.relowner, 'member')"
+        ),
+        {"name": schema_name},
+    )
+    if owner is not None:
+        connection.exec_driver_sql(f"set local role {quoted(owner).replace('%', '%%')}")
 
 
 def _add_first_rows(work: Work) -> None:

@@ -45,3 +45,5 @@ class Rights(NamedTuple):
     lacking: frozenset[Right]
     public: tuple[str, ...]
     """Functions with the owner's rights that everybody may execute."""
+    may_public_create: bool = False
+    """Whether everybody may create functions in the schema, which others would call instead of the store's."""

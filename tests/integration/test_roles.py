@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 from collections.abc import Iterator
@@ -161,6 +162,10 @@ OF_OTHERS: dict[str, list[str]] = {
         "select {s}.xq_lock_keys_v1('{}')",
         "insert into {s}.xq_conflict_key values ('k', 1)",
         "update {s}.xq_conflict_key set writer = 0",
+        "update {s}.xq_store set store_id = 'x'",
+        "update {s}.xq_store set mask = 1",
+        "update {s}.xq_layout set buckets = 7",
+        "update {s}.xq_load set checked = stagings",
         "update {s}.xq_segment set entries = 0",
         "insert into {s}.xq_outcome values (gen_random_uuid(), 'committed', 1, 1)",
         "insert into {s}.xq_table select * from {s}.xq_table",
@@ -204,6 +209,93 @@ def test_a_writer_that_drains_and_a_drainer_that_adds_are_told_the_right_and_los
         writer.run(lambda tx: tx.queue("other").add("c", 3))
         assert drain(drainer, "other", sink, sink_name="s").acknowledged == 1
     assert [unit.entries for unit in owner.backlog("other") if unit.entries] == []
+
+
+def test_a_writer_cannot_hide_what_others_have_committed_or_will_commit(owner: Store, urls: dict[Role, str]) -> None:
+    owner.configure_queue("hidden")
+    with opened(urls["writer"]) as writer, session_of(urls["writer"]) as session:
+        writer.run(lambda tx: tx.queue("hidden").add("short", 1))
+        with writer.transaction(long=True) as tx:
+            tx.queue("hidden").add("long", 2)
+            tx.table("totals").set("hidden", "n", b"1")
+            tx.flush()
+            tx.checkpoint()
+            tx.table("totals").set("hidden", "n", b"2")
+            tx.flush()
+        seqs = session.execute(
+            f"select e.seq from {PLACE}.xq_entry e join {PLACE}.xq_queue q on q.number = e.queue_number "
+            "where q.id = 'hidden' union select version from "
+            f"{PLACE}.xq_cell order by 1".encode()
+        ).fetchall()
+        other = writer.begin()
+        try:
+            wanted = [(seq, by) for (seq,) in seqs for by in (seq, 0)] + [
+                (int(other["id"]) + 10**15, 0),
+                (other["id"], 0),
+            ]
+            for registration, (number, by) in itertools.product(("row", "rows", "none"), wanted):
+                with pytest.raises(psycopg.Error, match="of another transaction, or has committed") as refused:
+                    hide = f"select {PLACE}.xq_abort_v1(%s, %s, %s::bigint[], 'me')"
+                    session.execute(hide.encode(), (registration, by, [number]))
+                assert refused.value.sqlstate == "XQ002"
+        finally:
+            writer.abort(other)
+    assert drain(owner, "hidden", MemorySink(), sink_name="s").acknowledged == 2
+
+
+def test_what_a_sweep_has_ended_becomes_invalid_nevertheless(owner: Store, urls: dict[Role, str]) -> None:
+    with session_of(urls["writer"]) as session:
+        (number,) = session.execute(f"select id from {PLACE}.xq_draw_v1(true, false)".encode()).fetchone() or (0,)
+        session.execute(f"select {PLACE}.xq_abort_v1('row', %s, %s::bigint[], 'me')".encode(), (number, [number]))
+        assert session.execute(f"select left_to from {PLACE}.xq_invalid where id = {number}".encode()).fetchall()
+    with session_of(urls["application"]) as session:
+        session.execute(f"delete from {PLACE}.xq_invalid where id = {number}".encode())
+
+
+def test_a_writer_cannot_commit_under_an_id_of_the_future(owner: Store, urls: dict[Role, str]) -> None:
+    with session_of(urls["writer"]) as session:
+        store, mask, last = session.execute(
+            f"select s.store_id, s.mask, i.last_value from {PLACE}.xq_store s, {PLACE}.xq_id i".encode()
+        ).fetchone() or ("", 0, 0)
+        number = last + 10**15
+        arguments = ["%s", "'transaction'", "gen_random_uuid()", "%s", "'{}'", *["null"] * 7, *["'{}'"] * 15]
+        session.execute(b"begin")
+        session.execute(b"select pg_try_advisory_xact_lock(%s::bigint # %s::bigint)", (number, mask))
+        with pytest.raises(psycopg.Error, match="was never drawn") as refused:
+            commit = f"select {PLACE}.xq_commit_v1({', '.join(arguments)}, %s, null)"
+            session.execute(commit.encode(), (store, number, number))
+        assert refused.value.sqlstate == "XQ002"
+
+
+def test_what_a_superuser_or_a_member_adds_belongs_to_the_owner(postgres_server: PostgresServer) -> None:
+    name = postgres_server.create_database()
+    url = sa.make_url(postgres_server.url(name))
+    boss, member = (f'100% "{role}" {secrets.token_hex(4)}' for role in ("boss", "member"))
+    as_boss, as_member = (url.set(username=one, password="a").render_as_string(False) for one in (boss, member))
+    with session_of(postgres_server.url(name)) as session:
+        try:
+            for one in (boss, member):
+                session.execute(f"create role {quoted(one)} login password 'a'".encode())
+            session.execute(f"grant {quoted(boss)} to {quoted(member)}".encode())
+            session.execute(f'grant create on database "{name}" to {quoted(boss)}'.encode())
+            with opened(as_boss) as store:
+                store.create()
+                store.configure_queue("orders")
+            for url_of_another in (postgres_server.url(name), as_member):
+                # as before an upgrade that adds them
+                session.execute(
+                    f"drop table {PLACE}.xq_change cascade; drop function {PLACE}.xq_lock_keys_v1(bytea[])".encode()
+                )
+                with opened(url_of_another) as store:
+                    store.create()
+                with opened(as_boss) as store:
+                    store.create()
+                    with store.transaction(long=True) as tx:
+                        tx.queue("orders").add("a", 1)
+        finally:
+            for one in (member, boss):
+                session.execute(f"drop owned by {quoted(one)} cascade; drop role {quoted(one)}".encode())
+    postgres_server.drop_database(name)
 
 
 def told(error: StoreError, denied: str, hint: str) -> None:
@@ -257,6 +349,10 @@ def test_the_doctor_knows_what_a_role_is_for_and_finds_what_it_lacks(
     assert found["fix"].endswith(f": revoke execute on function {PLACE}.xq_commit_v1 from public")
     owner.create()
     assert "public rights" not in examined(urls["reader"])
+    admin.execute(f"grant create on schema {PLACE} to public".encode())
+    found = examined(urls["writer"], status=1)["public rights"]
+    admin.execute(found["fix"].partition(": ")[2].encode())
+    assert "public rights" not in examined(urls["writer"])
 
 
 def examined(url: str, *, status: int = 0) -> dict[str, dict[str, Any]]:
@@ -268,4 +364,8 @@ def test_a_store_in_sqlite_has_no_roles(sqlite_url: str) -> None:
     assert "expected application, writer, drainer or reader" in run_cli(
         "grants", "web", "app", url=sqlite_url, status=1
     )
+    for name in ("", "public", "none", "n" * 64):
+        assert "expected the name of one role of the database" in run_cli(
+            "grants", "writer", name, url=sqlite_url, status=1
+        )
     assert "expected PostgreSQL, found SQLite" in run_cli("grants", "writer", "app", url=sqlite_url, status=1)

@@ -57,5 +57,8 @@ def test_the_statements_for_an_application_are_those_of_the_command_line():
 
 def test_what_a_drainer_may_change_to_lock_rows_is_on_the_page():
     columns = {right.name for right in RIGHTS["drainer"] if right.kind == "column"}
-    assert columns == {"xq_queue.binding", "xq_queue.sink", "xq_conflict_key.key", "xq_segment_reader.number"}
+    of_clean_up = {"xq_store.horizon", "xq_store.expiry_ms", "xq_load.ended_ms", "xq_hidden_segment.hidden_ms"}
+    of_locks = {"xq_queue.binding", "xq_queue.sink", "xq_conflict_key.key", "xq_segment_reader.number"}
+    assert columns == {*of_clean_up, *of_locks, "xq_layout.closed_ms"}
+    assert "the numbers and times up to which clean-up has come, and when a layout was closed" in WORDS
     assert "the sink and the binding of a queue, the key of a conflict key, and the number of a pending file" in WORDS

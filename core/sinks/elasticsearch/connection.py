@@ -226,6 +226,8 @@ class Connection:
             status, headers, answer = client.send(method, path, params, self._product.headers(body), body)
             if is_elasticsearch(headers) is (self._product is OPENSEARCH) and (status < 300 or status == 404):
                 raise self._foreign(client)  # before anything is created there
+            if (status < 300 or status == 404) and not isinstance(answer, dict):
+                raise self._foreign(client)  # such as the page of a proxy
             return status, answer
         except elastic_transport.TlsError as error:
             raise SinkRefused(f"{self}: {error.message}", hint="check the certificates in client_options") from error
@@ -254,8 +256,14 @@ class Connection:
             self._retired.append(refused)
         return True
 
-    def _foreign(self, client: _Client) -> SinkConfigurationError:
-        product, called = product_of(client.send("GET", "/", None, {"accept": "application/json"}, None)[2])
+    def _foreign(self, client: _Client) -> SinkConfigurationError | SinkUnavailable:
+        _, headers, greeting = client.send("GET", "/", None, {"accept": "application/json"}, None)
+        product, called = product_of(greeting)
+        if product is self._product and (product is OPENSEARCH or is_elasticsearch(headers)):
+            return SinkUnavailable(
+                f"{self}: {called} answers, but something in between has answered one request",
+                hint="look at the proxies in between, and try again",
+            )
         is_other = product not in (None, self._product)
         return SinkConfigurationError(
             f"{self}: what answers is {called}, expected {self._product.expected}",

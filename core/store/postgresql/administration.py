@@ -142,12 +142,13 @@ class PostgresServer(_InSchema):
         """Read which rights of a store the role of this session has, from the catalogue, which every role may read."""
         (role,) = calls.one(connection, b"select session_user::text")
         owners = calls.rows(connection, sql.OWNER, (self._schema,))
-        owner, is_owner = owners[0] if owners else (None, False)
+        owner, is_owner, is_open = owners[0] if owners else (None, False, False)
         wanted = [[*column] for column in zip(*sorted(CHECKED), strict=True)]
         found = {Right(*row[:3]): row[3] for row in calls.rows(connection, sql.RIGHTS, (self._schema, *wanted))}
         held, lacking = (frozenset(one for one, has in found.items() if has is it) for it in (True, False))
         public = calls.rows(connection, sql.PUBLIC_DEFINERS, (self._schema, [*DEFINERS]))
-        return Rights(self._schema, role, owner, is_owner, held, lacking, tuple(sorted(name for (name,) in public)))
+        names = tuple(sorted(name for (name,) in public))
+        return Rights(self._schema, role, owner, is_owner, held, lacking, names, is_open)
 
     def is_untidy(self, connection: Handle, *, removed: int, after: int) -> bool:
         """Return whether reclaiming the space of removed entries is worth its cost.

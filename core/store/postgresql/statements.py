@@ -113,7 +113,8 @@ PUBLIC_DEFINERS = b"""
     where n.nspname = %b and f.proname = any(%b) and pg_catalog.has_function_privilege('public', f.oid, 'execute')
 """
 OWNER = b"""
-    select pg_catalog.pg_get_userbyid(c.relowner)::text, pg_catalog.pg_has_role(c.relowner, 'member')
+    select pg_catalog.pg_get_userbyid(c.relowner)::text, pg_catalog.pg_has_role(c.relowner, 'member'),
+      pg_catalog.has_schema_privilege('public', n.oid, 'create')
     from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where n.nspname = %b and c.relname = 'xq_store'
 """

@@ -159,6 +159,10 @@ begin
   if not exists (select 1 from {s}.xq_locked_id v where v.pid = pg_backend_pid() and v.id = tx) then
     return 'begun in another SQL transaction';
   end if;
+  -- Every session may take any advisory lock. What is under an id of the future would hide what is written before it.
+  if tx > coalesce(pg_sequence_last_value('{s}.xq_id'), 0) then
+    return 'its id was never drawn';
+  end if;
   return null;
 end $body$;
 

@@ -2,6 +2,7 @@
 -- How ids are drawn, and registered without a row, is in ids_by_locks.sql.
 -- Each name contains a version: a later release adds functions and leaves these to running clients.
 -- Each function sets its search_path, so nothing that somebody creates in a schema of the caller's path is called.
+-- Only the owner may create functions in the store's own schema; the doctor checks that.
 -- force_generic_plan: planning again at each call never found another plan.
 -- Errors: XQ001 conflict, XQ002 registration lost, XQ003 too late, XQ004 refused before,
 --         XQ005 idempotency key has committed, XQ006 snapshot too old, XQ007 wrong isolation level,
@@ -550,14 +551,41 @@ begin
   delete from {s}.xq_segment g where g.transaction_id = pointer;  -- its files are clean-up's
 end $body$;
 
+-- Returns whether something of the store is under one of some ids. That reads whole tables: few transactions are swept
+-- before they abort, and then leave something to their participants.
+create or replace function {s}.xq_is_any_used_v1(ids bigint[]) returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $body$
+begin
+  return exists (select 1 from {s}.xq_active a where a.id = any(ids))
+    or exists (select 1 from {s}.xq_outcome o where o.id = any(ids))
+    or exists (select 1 from {s}.xq_segment g where g.transaction_id = any(ids))
+    or exists (select 1 from {s}.xq_entry e where e.seq = any(ids))
+    or exists (select 1 from {s}.xq_cell c where c.version = any(ids));
+end $body$;
+
 -- Forgets an id and what was staged under it. kept: write pointers that become invalid permanently in the same SQL
--- transaction, since the participants in left_to could not undo what they wrote under them; null if there are none.
+-- transaction, since the participants in left_to could not undo what they wrote under them; null if there are none. Ids
+-- of others, and those that have committed, are refused: everybody would lose sight of what was committed under them.
 create or replace function {s}.xq_abort_v1(registration text, tx bigint, kept bigint[], holders text) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $body$
 declare
   pointer bigint;
+  others bigint[];
 begin
   if kept is not null then
+    others := array(
+      select k.id from unnest(kept) as k(id)
+      where not exists (select 1 from {s}.xq_active a where a.id = k.id and a.owner = tx)
+        and not exists (select 1 from {s}.xq_invalid i where i.id = k.id));
+    -- A sweep has ended the transaction, so there is nothing under its ids. An id that is still in progress was drawn by
+    -- somebody else. The locks come first: a commit is visible before its lock is free.
+    if cardinality(others) > 0 and (
+      exists (select 1 from unnest(others) as k(id) where k.id > coalesce(pg_sequence_last_value('{s}.xq_id'), 0))
+      or exists (select 1 from {s}.xq_locked_id v where v.id = any(others))
+      or {s}.xq_is_any_used_v1(others))
+    then
+      raise exception using errcode = 'XQ002', message = 'an id is of another transaction, or has committed';
+    end if;
     insert into {s}.xq_invalid as i (id, since_ms, left_to) select k.id, {now}, holders from unnest(kept) as k(id)
       on conflict on constraint xq_invalid_pkey do update set left_to = holders;  -- a sweep may have inserted it
   end if;
