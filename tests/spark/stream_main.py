@@ -16,6 +16,7 @@ from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "streaming.md"
 Export = Callable[[Any, int], None]
+REPORTING = threading.Lock()
 
 
 def blocks() -> list[str]:
@@ -42,14 +43,20 @@ def start(folder: Path, *, watched: Callable[[Export], Export] = lambda export: 
     return names
 
 
+def report(*words: object) -> None:
+    """Write a line as a whole: streams report at the same time, and ``print`` writes the end of a line apart."""
+    with REPORTING:
+        print(*words, flush=True)
+
+
 def reporting(stream: int, stops_after: int | None) -> Callable[[Export], Export]:
     """Report each call of a stream's function; one of a batch may never return after its commit."""
 
     def watched(export: Export) -> Export:
         def call(batch: Any, batch_id: int) -> None:
-            print("begin", stream, batch_id, flush=True)
+            report("begin", stream, batch_id)
             export(batch, batch_id)
-            print("end", stream, batch_id, flush=True)
+            report("end", stream, batch_id)
             if batch_id == stops_after:
                 threading.Event().wait(300)
 
@@ -62,13 +69,13 @@ def main(conf: dict[str, str], folders: list[str], stops_after: int | None) -> N
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
-    print("java", spark.sparkContext._gateway.proc.pid, flush=True)
+    report("java", spark.sparkContext._gateway.proc.pid)
     streams = [
         start(Path(folder), watched=reporting(number, stops_after))["query"] for number, folder in enumerate(folders)
     ]
     for query in streams:
         query.awaitTermination()
-    print("done", flush=True)
+    report("done")
 
 
 if __name__ == "__main__":
