@@ -87,7 +87,11 @@ class SinkHook(BaseHook):
         return connection
 
     def _variable(self, option_name: str) -> str:
-        return "XQ_SINK_" + re.sub(r"[^A-Z0-9]+", "_", f"{self.sink_conn_id}_{option_name}".upper())
+        plain = re.sub(r"[^A-Z0-9]+", "_", f"{self.sink_conn_id}_{option_name}".upper())
+        if re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)*", self.sink_conn_id):
+            return f"XQ_SINK_{plain}"
+        # ids such as a-b and a_b, both parts of one composite sink, must not get each other's secrets
+        return f"XQ_SINK_{plain}_{self.sink_conn_id.encode().hex().upper()}"
 
     def _target(self, connection: Connection) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the options that name the target, and its secrets by option."""

@@ -689,6 +689,15 @@ def test_parts_of_a_composite_sink_may_be_connections(connect: Any) -> None:
         assert PASSWORD not in f"{found} {found.spec.to_json()}"
 
 
+def test_parts_with_similar_ids_of_connections_keep_their_own_secrets(connect: Any) -> None:
+    ids = ("cache_eu", "cache-eu", "cache.eu", "cache__eu")
+    for one in ids:
+        connect(one, conn_type="redis", host="h", password=f"of {one}")
+    found = resolve_sink(sink_conn_id=None, sink_options=None, sink=composite(*({"conn_id": one} for one in ids)))
+    secrets = {leaf.name: leaf.secrets["password"].removeprefix("env:") for leaf in found.spec.leaves()}
+    assert {name: found.variables[variable] for name, variable in secrets.items()} == {one: f"of {one}" for one in ids}
+
+
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
