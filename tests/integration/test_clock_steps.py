@@ -25,6 +25,7 @@ from export_queue import (
     SnapshotTooOld,
     Store,
     drain,
+    verify,
 )
 from export_queue.core.locks import begin_attempt
 from export_queue.core.maintenance import Patience, vacuum
@@ -480,6 +481,7 @@ def test_a_glitch_of_the_clock_forgets_no_record(stepping: Any, bulky: Store) ->
     bulky.dead_letters.drop("orders", who="anna")
     begin_attempt(bulky.database, bulky.queue("orders"), Owner("task", "1"))
     bulky.run(lambda tx: tx.queue("orders").add("k", b"v"), idempotency_key="key")
+    verify(bulky, "orders", MemorySink(), sink_name="sink", source=lambda: [], exporter=refuse)
     bulky.maintain()
     figures = (
         "outcomes",
@@ -497,6 +499,7 @@ def test_a_glitch_of_the_clock_forgets_no_record(stepping: Any, bulky: Store) ->
     step(400 * DAY + HOUR)  # the clock has stayed
     report = bulky.maintain()
     assert [name for name in figures if not getattr(report, name)] == ["conflict_keys"]
+    assert bulky.finished_comparisons() == []
 
 
 @both

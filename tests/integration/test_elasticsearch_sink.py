@@ -982,7 +982,7 @@ def test_the_client_repeats_no_request_by_itself(stub, reply):
 
 
 def test_what_is_not_elasticsearch_is_refused(stub):
-    with pytest.raises(SinkConfigurationError, match="not Elasticsearch"):
+    with pytest.raises(SinkConfigurationError, match="neither Elasticsearch nor OpenSearch"):
         admit(ElasticsearchSink(stub(answer("200 OK", b"{}", product=b"")).url))
 
 
