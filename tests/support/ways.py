@@ -108,6 +108,8 @@ def limit_to_role(store: Store, role: str) -> None:
         wanted = _acting.role or role
         if held.get(raw) != wanted:
             raw.execute(b"reset role" if wanted == OWNER else f"set role {quoted(name_of(wanted))}".encode())
+            if not raw.autocommit:
+                raw.commit()  # a rollback would bring the former role back
             held[raw] = wanted
 
     @event.listens_for(store.database.engine, "checkout")
