@@ -175,7 +175,8 @@ class DrainReport(Counts):
             changed[name] = None if data[name] is None else int(data[name])
         changed["incomplete"] = tuple(data.get("incomplete", ()))
         changed["problem"] = Problem(**data["problem"]) if data["problem"] else None
-        return cls(**data | changed)
+        known = {one.name for one in fields(cls)}  # a newer version may have stored others
+        return cls(**{name: value for name, value in (data | changed).items() if name in known})
 
     def line(self) -> str:
         """Return the report as one line for the log."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self, get_args
 
 from export_queue.core.drain import grouped
@@ -82,12 +82,12 @@ class VerifyReport:
         return data | {"cut": str(self.cut), "excused": excused, "differences": self.differences}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: dict[str, Any]) -> Self:
         """Read what :meth:`to_dict` returned."""
-        excused = data["excused"]
         samples = {kind: [Sample(**sample) for sample in found] for kind, found in data["samples"].items()}
-        own = {name: value for name, value in data.items() if name not in ("excused", "differences")}
-        return cls(**own | excused | {"cut": int(data["cut"]), "samples": samples})
+        own = data | data["excused"] | {"cut": int(data["cut"]), "samples": samples}
+        known = {one.name for one in fields(cls)}  # a newer version may have stored others
+        return cls(**{name: value for name, value in own.items() if name in known})
 
     def line(self) -> str:
         """Return the report as one line for the log."""

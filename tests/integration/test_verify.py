@@ -104,6 +104,7 @@ def test_the_store_keeps_the_result_of_each_comparison(orders: Store) -> None:
     kept = orders.finished_comparisons("orders/sink")
     assert [one.report for one in kept] == reports[::-1]  # newest first, with samples
     assert kept[0].report.samples
+    assert VerifyReport.from_dict({**reports[0].to_dict(), "of_a_newer_version": 1}) == reports[0]
     assert kept[0].finished_ms >= kept[1].finished_ms > 0
     assert orders.finished_comparisons() == kept
     assert orders.finished_comparisons(limit=1) == kept[:1]

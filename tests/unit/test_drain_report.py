@@ -58,6 +58,7 @@ def test_a_report_survives_json_and_its_sequences_are_text():
     assert data["lowest_seq"] == "1763000000000000001"
     assert data["ranges"] == [[0, 101]]
     assert DrainReport.from_dict(data) == REPORT
+    assert DrainReport.from_dict({**data, "of_a_newer_version": 1}) == REPORT
 
 
 def test_a_range_report_survives_json_with_its_problem():
