@@ -301,4 +301,5 @@ def search_server(version: str) -> Iterator[ElasticsearchServer]:
     is_opensearch = version == OPENSEARCH
     server = shared_or_skip(OpenSearchServer) if is_opensearch else shared_or_skip(ElasticsearchServer, version)
     with exclusive(f"elasticsearch-{version}"):
+        server.request("DELETE", "/xq_control/_doc/%2A")  # the stores that an earlier test let write
         yield server
