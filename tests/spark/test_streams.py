@@ -28,7 +28,7 @@ from export_queue.core.spark.job import QUICK_CONF
 from export_queue.core.spark.worker_daemon import MODULE
 
 HERE = Path(__file__).parent
-KILLS = int(os.environ.get("EXPORT_QUEUE_STREAM_KILLS", "6"))
+KILLS = int(os.environ.get("EXPORT_QUEUE_STREAM_KILLS", "4"))
 """How many drivers a long run kills. Each costs a start of Spark, so a change of loads is tested with 100 by hand."""
 STREAMS = 4
 """How many streams a driver that is killed at random runs, each in another phase of its batch."""
