@@ -85,13 +85,10 @@ def _with_connections(found: Mapping[Any, Any], variables: dict[str, str]) -> Ma
     :param variables: receives the values of their secrets.
     """
     options = found.get("options")
-    if (
-        found.get("kind") != "composite"
-        or not isinstance(options, Mapping)
-        or not isinstance(options.get("parts"), list)
-    ):
+    parts = options.get("parts") if isinstance(options, Mapping) else None
+    if found.get("kind") != "composite" or not isinstance(parts, (list, tuple)):
         return found
-    return {**found, "options": {**options, "parts": [_part(part, variables) for part in options["parts"]]}}
+    return {**found, "options": {**found["options"], "parts": [_part(part, variables) for part in parts]}}
 
 
 def _part(part: Any, variables: dict[str, str]) -> Any:

@@ -679,7 +679,8 @@ def test_parts_of_a_composite_sink_may_be_connections(connect: Any) -> None:
     connect("copies", conn_type="sqlite", host="/copies.db")
     own = {"kind": "redis", "options": {"host": "other"}, "name": "other"}
     sink = composite({"conn_id": "copies"}, composite({"conn_id": "cache", "options": {"key": "k:$id"}}, own))
-    for given in (sink, json.dumps(sink)):
+    of_tuples = {**sink, "options": {"parts": tuple(sink["options"]["parts"])}}
+    for given in (sink, of_tuples, json.dumps(sink)):
         found = resolve_sink(sink_conn_id=None, sink_options=None, sink=given)
         assert found.spec.name == "copies + cache + other"
         assert [leaf.name for leaf in found.spec.leaves()] == ["copies", "cache", "other"]
