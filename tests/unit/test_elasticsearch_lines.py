@@ -166,6 +166,11 @@ def test_an_item_keeps_the_servers_words():
     assert str(found[1]) == "400 document_parsing_exception: failed: because"
 
 
+@pytest.mark.parametrize("items", [None, [], [None], [{}], [{"index": {}}], [{"index": {"status": "200"}}], ["x"]])
+def test_items_that_cannot_be_read_are_no_answers(items):
+    assert items_of({"errors": True, "items": items}) == []
+
+
 HIDES = {"filter": {"bool": {"must_not": [{"term": {"_xq.deleted": True}}]}}}
 
 

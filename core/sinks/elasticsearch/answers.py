@@ -102,13 +102,18 @@ def whole(status: int, body: object) -> Answer:
 
 
 def items_of(body: Mapping[str, Any]) -> Sequence[Answer]:
-    """Read the answers to the items of a bulk request. ``filter_path`` may have removed most of their fields."""
-    items = body.get("items", [])
+    """Read the answers to the items of a bulk request. ``filter_path`` may have removed most of their fields.
+
+    Of answers that cannot be read none is returned, so that their number is not that of the operations.
+    """
+    items = body.get("items") or []
     if not body.get("errors", True):
         return [DONE] * len(items)
     answers = []
     for item in items:
-        (answer,) = item.values()
+        answer = next(iter(item.values()), None) if isinstance(item, dict) else None
+        if not isinstance(answer, dict) or not isinstance(answer.get("status"), int):
+            return []
         answers.append(_answer(answer["status"], answer.get("error")))
     return answers
 
