@@ -77,15 +77,13 @@ def migrate(work: Work) -> list[str]:
 
 
 def _lock(connection: sa.Connection, tables: list[str], found: int) -> None:
-    """Become the store's owner, and lock tables, with a short wait for each."""
+    """Lock tables, with a short wait for each. The session acts as the store's owner already, if it may."""
     owner = connection.scalar(_OWNER, {"schema": schema_of(connection)})
-    if not connection.scalar(sa.text("select pg_has_role(:owner, 'member')"), {"owner": owner}):
+    if connection.scalar(sa.text("select current_user")) != owner:
         raise SchemaVersionError(
             f"the store has schema {found} and belongs to role {owner}",
             hint=f"run `export-queue init` as {owner}, or as a role that is a member of it",
         )
-    quoted = connection.dialect.identifier_preparer.quote_identifier(owner)
-    connection.exec_driver_sql(f"set local role {quoted}".replace("%", "%%"))
     connection.exec_driver_sql(f"set local lock_timeout = '{_LOCK_MS}ms'")
     for name in (schema.store.name, *dict.fromkeys(tables)):
         connection.exec_driver_sql(f"lock table {prefix_of(connection)}{name} in access exclusive mode")
