@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from export_queue.core.store import StoreSpec
 
 
+_ending: set[asyncio.Task[None]] = set()
+"""Drivers that are being ended: an event loop keeps only weak references to its tasks."""
+
 _SILENT_SECONDS = 20.0
 """How long a driver must be silent by this process's clock too: two of its signs of life.
 
@@ -340,21 +343,40 @@ class ExportQueueDriverTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll repeatedly, together with the other triggers that watch the store."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            # Airflow says in the text of a cancellation that a person has acted. A connection that is being read in a
+            # thread would lose that text; this wait passes it on.
+            await asyncio.wait({watching})
+        finally:
+            watching.cancel()
+        # Airflow would cancel a trigger that continues after its event, and take that for the act of a person.
+        # All that the task needs is in the event, since DAG.test() drops what else is deferred.
+        drain = dataclasses.asdict(self.drain)
+        state = watching.result()
+        yield TriggerEvent({"state": state, "drain": drain, "output": self.output, "spark_ui": self.spark_ui})
+
+    async def _watch(self) -> str:
         question = DriverQuestion(self.drain)
         silence = _Silence(self.drain, longest_step=2 * self.poll_interval)
         async with polled_store(self.export_queue_conn_id) as poller:
             while True:
                 seen = await poller.look(question, self.poll_interval)
-                if seen.state == "reported" or silence.is_over(seen, time.monotonic()):
-                    break
-        state = "reported" if seen.state == "reported" else "silent"
-        # Airflow would cancel a trigger that continues after its event, and take that for the act of a person.
-        # All that the task needs is in the event, since DAG.test() drops what else is deferred.
-        drain = dataclasses.asdict(self.drain)
-        yield TriggerEvent({"state": state, "drain": drain, "output": self.output, "spark_ui": self.spark_ui})
+                if seen.state == "reported":
+                    return "reported"
+                if silence.is_over(seen, time.monotonic()):
+                    return "silent"
 
     async def on_kill(self) -> None:
         """End the driver: revoke the attempt that submitted it."""
+        # Airflow cancels a trigger again every second until it has ended, and so its on_kill. This task continues.
+        ending = asyncio.create_task(self._end_driver())
+        _ending.add(ending)
+        ending.add_done_callback(_ending.discard)
+        await asyncio.wait({ending})
+        ending.result()
+
+    async def _end_driver(self) -> None:
         if await self._continues_elsewhere():
             return
         described = await ExportQueueHook(self.export_queue_conn_id).adescribe()

