@@ -7,9 +7,15 @@ import os
 import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from unittest import mock
 
+import typer.main
+
 from export_queue.core.cli import main
+
+_command_of = cache(typer.main.get_command)
+"""Typer makes the tree of commands anew for each call, which takes longer than most commands."""
 
 
 def without_connections(text: str) -> str:
@@ -31,6 +37,7 @@ def run_cli(*arguments: str, url: str, status: int = 0, complaint: bool = True) 
     found: object = 0
     with (
         mock.patch.dict(os.environ, {"EXPORT_QUEUE_STORE": url, "COLUMNS": "200"}),
+        mock.patch.object(typer.main, "get_command", _command_of),
         mock.patch.object(sys, "argv", ["export-queue", *arguments]),
         redirect_stdout(told),
         redirect_stderr(complained),

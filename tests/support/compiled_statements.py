@@ -7,12 +7,13 @@ tenth of the time of most tests.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, MutableMapping
+from functools import cache
 from types import FunctionType
 from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import Dialect
-from sqlalchemy.util import LRUCache
+from sqlalchemy.util import LRUCache, generic_fn_descriptor
 
 _SIZE = 4000
 _SETTINGS = (bool, int, str, FunctionType)
@@ -42,8 +43,20 @@ class SharedCache(MutableMapping[Any, Any]):
 def _common(key: tuple[Any, ...]) -> Hashable:
     """Replace the dialect by what may decide how it compiles: its class, its server's version, and its settings."""
     dialect = key[0]
-    settings = [item for item in vars(dialect).items() if item[1] is None or isinstance(item[1], _SETTINGS)]
-    return (type(dialect), dialect.server_version_info, *settings, *key[1:])
+    derived = _derived(type(dialect))
+    settings = frozenset(
+        (name, value)
+        for name, value in vars(dialect).items()
+        if (value is None or isinstance(value, _SETTINGS)) and name not in derived
+    )
+    return (type(dialect), dialect.server_version_info, settings, *key[1:])
+
+
+@cache
+def _derived(dialect: type[Dialect]) -> frozenset[str]:
+    """Names of what a dialect computes once it is asked for: they follow from the rest, and come at any time."""
+    own = {name: value for kind in reversed(dialect.__mro__) for name, value in vars(kind).items()}
+    return frozenset(name for name, value in own.items() if isinstance(value, generic_fn_descriptor | FunctionType))
 
 
 def share_compiled_statements() -> None:
