@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Generator
+import zlib
+from collections import defaultdict
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 from tests.support.compiled_statements import share_compiled_statements
+from tests.support.drawn import left_for_later
 from tests.support.shared import VARIABLE, Run
 
 pytest_plugins = ["tests.support.fixtures", "tests.support.wheel"]
@@ -47,6 +50,12 @@ STORES = {
     ),
 }
 """Kinds of stores, each with its markers."""
+EITHER_STORE = {"integration", "airflow"}
+"""Folders whose tests ``./run test`` runs on one of both kinds of stores, and ``--full`` on the other one, too."""
+ON_OTHER_STORE = pytest.StashKey[bool]()
+"""Tests that the brief run has on a store of another kind."""
+SHARES = {"integration": 3, "battery": 2, "teeth": 2}
+"""Folders of which a run of ``--full`` draws a part of the variants: one of three, or of two."""
 LONG = 5.0
 """Seconds above which a test says with the marker ``full`` why it takes so long."""
 
@@ -85,7 +94,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.definition.add_marker(pytest.mark.parametrize("store_url", kinds, indirect=True))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test with what it needs, so that ``-m "not redis"`` works without anybody writing the marker."""
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
@@ -97,14 +106,59 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture in fixtures & FULL_FIXTURES.keys():
             item.add_marker(pytest.mark.full(FULL_FIXTURES[fixture]))
         one_store = item.get_closest_marker("one_store")
-        if one_store is not None and kind_of_store(item) != "sqlite":
+        if one_store is not None and _chosen_store(item) not in ("", "sqlite"):
             item.add_marker(pytest.mark.full(*one_store.args))
+            item.stash[ON_OTHER_STORE] = True
+    _choose_stores(items)
+    if config.getoption("markexpr") in ("full", "not brief"):
+        _draw_variants(config, items)
 
 
-def kind_of_store(item: pytest.Item) -> str:
-    """Return the way of using a store that a test runs on; SQLite's for tests of none, or of one of their own."""
+def _choose_stores(items: Sequence[pytest.Item]) -> None:
+    """Let the brief run test each function on one kind of store: half of them on each, always the same one.
+
+    Modules with ``EVERY_WAY`` are about what differs between stores, and stay as they are.
+    """
+    found: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        function, kind = item.nodeid.partition("[")[0], _chosen_store(item)
+        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        if kind and folder in EITHER_STORE and not getattr(getattr(item, "module", None), "EVERY_WAY", False):
+            found[function][kind].append(item)
+    for function, kinds in found.items():
+        other = ("sqlite", "postgresql")[zlib.crc32(function.encode()) % 2]
+        if kinds.keys() >= {"sqlite", "postgresql"}:
+            for item in kinds[other]:
+                if item.get_closest_marker("one_store") is None:
+                    item.add_marker(pytest.mark.full("the other kind of store"))
+                    item.stash[ON_OTHER_STORE] = True
+
+
+def _draw_variants(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave a part of the variants of each test to later runs: those that the brief run leaves out.
+
+    What other tests show too is drawn among all of a module: tests on the other kind of store. Of any other test, of a
+    class of tests, and of its parameters, at least one variant stays.
+    """
+    groups: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        if folder in SHARES and item.get_closest_marker("full") is not None:
+            function = getattr(getattr(item, "function", None), "__qualname__", item.nodeid)
+            if item.stash.get(ON_OTHER_STORE, False):
+                function = ""
+            # a method of a class that others inherit is the same test wherever it stands
+            place = "" if "." in function else item.nodeid.partition("::")[0]
+            groups[folder][f"{place} {function}"].append(item)
+    later = {item for folder, found in groups.items() for item in left_for_later(found.items(), share=SHARES[folder])}
+    if later:
+        items[:] = [item for item in items if item not in later]
+        config.hook.pytest_deselected(items=sorted(later, key=lambda item: item.nodeid))
+
+
+def _chosen_store(item: pytest.Item) -> str:
     call = getattr(item, "callspec", None)
-    return str((call.params if call else {}).get("store_url", "sqlite"))
+    return str((call.params if call else {}).get("store_url", ""))
 
 
 @pytest.hookimpl(trylast=True)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 FILES = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks").glob("*/__init__.py")]
 RUNNABLE = [path for path in FILES if "\ndef run(quick: bool)" in path.read_text()]
 NAMES = sorted(path.parent.name if path.stem == "__init__" else path.stem for path in RUNNABLE)
-AT_ONCE = 8
+AT_ONCE = 2
 """How many of the benchmarks each run takes."""
 OWN_SERVERS = {"elasticsearch": ElasticsearchServer, "peers": prepare, "sql": MariaDbServer}
 """What says by a FileNotFoundError that something is missing, where that is not PostgreSQL."""

@@ -53,7 +53,7 @@ def explore(url: str, *, seeds: int, examples: int, steps: int) -> None:
 def test_locks_in_a_file_are_their_model_whatever_happens(long: bool) -> None:
     with in_memory() as folder:
         url = f"sqlite:///{Path(folder) / 'store.db'}"
-        explore(url, seeds=SEEDS if long else 1, examples=40 if long else 8, steps=50)
+        explore(url, seeds=SEEDS if long else 1, examples=15 if long else 8, steps=50)
 
 
 @pytest.mark.full("the same steps; what differs between databases has tests of its own")

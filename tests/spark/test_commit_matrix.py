@@ -1,7 +1,7 @@
 """Loads whose parts die at every step: all or nothing, once, and no file that a commit refers to is deleted (I3, I14).
 
 For each kind of death one interface and one step, drawn anew in each run, or by ``EXPORT_QUEUE_SEED``; all of them if
-``EXPORT_QUEUE_BATTERY_DEATHS`` is ``all``.
+``EXPORT_QUEUE_DRAW`` is ``all``.
 """
 
 from __future__ import annotations
