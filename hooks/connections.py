@@ -242,12 +242,13 @@ def _check_host(host: str | None, where: str) -> None:
 
 
 def _postgres_address(connection: Connection, extra: Mapping[str, Any]) -> SqlAddress:
-    from export_queue.core.drivers import POSTGRESQL, postgresql_arguments, postgresql_url
+    from export_queue.core.drivers import POSTGRESQL, POSTGRESQL_ADDRESS, postgresql_arguments, postgresql_url
 
     where = f"connection {connection.conn_id!r}"
     address = {"user": connection.login, "host": connection.host, "port": connection.port, "dbname": connection.schema}
     # As in a URI, postgres://user@/database?host=/folder
-    in_extra = {name: extra[name] for name, value in address.items() if not value and extra.get(name)}
+    given = {name: extra[name] for name, value in address.items() if not value and extra.get(name)}
+    in_extra = POSTGRESQL_ADDRESS.read(given, where=where)
     options = POSTGRESQL.read({name: extra[name] for name in extra.keys() - in_extra}, where=where)
     if connection.host and "://" in connection.host:
         refuse_fields(connection, "schema", "port")

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 from export_queue.core.drivers import ELASTICSEARCH_CONNECTION, Driver, basic_auth, client_arguments
 from export_queue.core.errors import SinkConfigurationError
-from export_queue.core.references import has_password
 from export_queue.hooks.sink import TEST_SECONDS, SinkHook
 
 if TYPE_CHECKING:
@@ -123,10 +122,12 @@ def _node(name: str, scheme: str | None, port: int | None, prefix: str, where: s
         found, host = url.port, url.hostname
     except ValueError:
         host = None
-    if not host or has_password(name) or "@" in name or re.search(r"[?#]", name + prefix):
+    if not host or "@" in name + prefix or re.search(r"[?#]", name + prefix):
         raise SinkConfigurationError(
             f"{where}: expected a host, or its URL without user, password and options (what was found is not shown)"
         )
+    if url.scheme not in ("", "http", "https"):
+        raise SinkConfigurationError(f"{where}: expected a host or its URL with http or https, found {url.scheme}://")
     if url.scheme and scheme and url.scheme != scheme:
         raise SinkConfigurationError(
             f"{where}: the host {host} is a URL with {url.scheme}, the connection says {scheme}"

@@ -180,7 +180,7 @@ def _described(own: Mapping[str, Any], address: SqlAddress) -> Described[StoreSp
         url=address.url,
         schema=own.get("store_schema", DEFAULT_SCHEMA),
         secret=f"env:{PASSWORD_VARIABLE}" if address.password else None,
-        behind_pooler=own.get("behind_pooler", False) and not address.is_sqlite,
+        behind_pooler=own.get("behind_pooler", False),
         segments=own.get("segments"),
     )
     return Described(spec, {PASSWORD_VARIABLE: address.password} if address.password else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from export_queue.core.drivers import flag, redis_target, redis_tls
+from export_queue.core.drivers import check_redis_host, flag, redis_target, redis_tls
 from export_queue.core.errors import SinkConfigurationError
 from export_queue.hooks.sink import TEST_SECONDS, SinkHook
 
@@ -54,8 +54,10 @@ class RedisSinkHook(SinkHook):
 
     def _target(self, connection: Connection) -> tuple[dict[str, Any], dict[str, str]]:
         where = f"connection {self.sink_conn_id!r}"
+        host = (connection.host or "localhost").strip("[]")
+        check_redis_host(host, where=where, error=SinkConfigurationError)
         target: dict[str, Any] = {
-            "host": (connection.host or "localhost").strip("[]"),
+            "host": host,
             "port": connection.port or 6379,
             **redis_target(connection.extra_dejson, path=connection.schema, where=where, error=SinkConfigurationError),
         }

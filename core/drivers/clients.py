@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext, TLSVersion
 from typing import Any
@@ -63,6 +64,12 @@ def redis_tls(
     return options
 
 
+def check_redis_host(host: str, *, where: str, error: type[ExportQueueError] = InvalidArgument) -> None:
+    """Make sure that a host is a name or an address. It is not shown, because it may hold a password."""
+    if not host or any(sign in host for sign in "/@,?# ") or host.count(":") == 1:
+        raise error(f"{where}: host: expected the name or the address of one host, without port and options")
+
+
 def check_redis_tls(options: Mapping[str, Any], *, where: str, error: type[ExportQueueError] = InvalidArgument) -> None:
     """Make sure that files and ciphers can be used; otherwise redis-py would fail at each connection."""
     check_files(options, "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", where=where, error=error)
@@ -76,6 +83,12 @@ def check_redis_tls(options: Mapping[str, Any], *, where: str, error: type[Expor
             context.set_ciphers(options["ssl_ciphers"])
     except (OSError, ValueError) as problem:  # ssl.SSLError is an OSError
         raise error(f"{where}: the files or ciphers of TLS: {problem}") from None
+
+
+def check_hosts(hosts: Sequence[str]) -> None:
+    """Make sure that hosts are URLs with ``http`` or ``https``. The client would use any other scheme without TLS."""
+    if not hosts or not all(re.fullmatch(r"https?://[^?#@]+", host, re.IGNORECASE) for host in hosts):
+        raise SinkConfigurationError("hosts: expected https://host:port, without a user and options")
 
 
 def client_arguments(given: Mapping[str, Any], hosts: Sequence[str], *, kind: str) -> dict[str, Any]:

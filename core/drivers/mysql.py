@@ -25,8 +25,10 @@ def mysql_options(
 ) -> dict[str, Any]:
     """Read the options of MySQL. ``ssl`` may hold TLS options, as an object or its JSON text."""
     given = dict(given)
-    files = given.pop("ssl", None) or {}
-    if isinstance(files, str):
+    files = given.pop("ssl", None)
+    if files is None or files == "":
+        files = {}
+    elif isinstance(files, str):
         try:
             files = json.loads(files)
         except ValueError:

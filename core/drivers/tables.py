@@ -72,6 +72,8 @@ POSTGRESQL = Driver(
     },
 )
 """Parameters of libpq, and what Airflow's PostgresHook reads."""
+POSTGRESQL_ADDRESS = Driver("the address of PostgreSQL", _each("dbname host port user", text))
+"""Extras of a connection that stand for empty fields."""
 
 MYSQL = Driver(
     "MySQL",

@@ -19,6 +19,7 @@ Refusal = type[ExportQueueError]
 _SEVERAL_HOSTS = re.compile(r"postgres[^:/]*://([^/?#]*@)?[^/?#@]*,")
 _HOSTS_HINT = "name them in the options host and port after the ? of the URL, separated by commas"
 _DEMANDS = ("ssl_max_protocol_version", "ssl_min_protocol_version", "sslcrl", "sslcrldir", "sslrootcert")
+_WITH_PASSWORD = re.compile(r":.*@", re.DOTALL)
 _HOST_AND_PORT = re.compile(r"(\[[^\]]+\]|[^/:@\[\]]*):(\d+)")
 
 
@@ -33,6 +34,8 @@ def parse_url(text: str, *, where: str, error: Refusal = InvalidArgument, hint: 
     if url.port is not None and not _is_port(str(url.port)):
         raise error(f"{where}: expected a port from 1 to 65535, found {url.port}")
     for name, value in parse_qsl(text.strip().partition("?")[2], keep_blank_values=True):
+        if not value and "@" in name:
+            raise error(f"{where} is not a database URL", hint="in a password write %3F for a question mark")
         if not value:  # SQLAlchemy leaves it out
             raise error(f"{where}: option {name!r} has no value")
     return url
@@ -96,6 +99,7 @@ def postgresql_arguments(url: URL, *, where: str, error: Refusal = InvalidArgume
         if name == "host" and "," in (first or ""):
             raise error(f"{where}: several hosts must be options of the URL", hint=_HOSTS_HINT)
     found = {name: value for name, first, second in address if (value := first or second)}
+    _refuse_passwords(found, where, error)
     ports, hosts = found.get("port", "").split(","), found.get("host", "").split(",")
     if len(ports) not in (1, len(hosts)) or not all(_is_port(one) for one in ports):
         raise error(f"{where}: expected one port from 1 to 65535, or as many as hosts")
@@ -106,6 +110,17 @@ def postgresql_arguments(url: URL, *, where: str, error: Refusal = InvalidArgume
     if "requirepeer" in read and ("hostaddr" in read or any(one[:1] not in ("", "/", "@") for one in hosts)):
         raise error(f"{where}: requirepeer is only enforced for a socket of this machine")
     return found | read
+
+
+def _refuse_passwords(address: Mapping[str, str | None], where: str, error: Refusal) -> None:
+    """Refuse parts of an address that hold a user with a password. They would be shown, since they are no secret."""
+    for name, value in address.items():
+        parts = (value or "").split(",") if name == "host" else [value or ""]
+        if any(_WITH_PASSWORD.search(one) and not one.startswith("/") for one in parts):
+            raise error(
+                f"{where}: {name} holds a user and a password (what was found is not shown)",
+                hint="give them in the fields or parts for user and password; in a URL write %2F for a slash in them",
+            )
 
 
 def _refuse_clear(options: Mapping[str, str], where: str, error: Refusal) -> None:
@@ -150,7 +165,8 @@ def postgresql_url(arguments: Mapping[str, Any]) -> URL:
     user, database, host = rest.pop("user", None), rest.pop("dbname", None), rest.pop("host", None)
     port = rest.pop("port", None)
     # The first part of a URL cannot hold these characters, and host:port would look like an IPv6 address.
-    if not host or re.search(r"[/,@%\[\]]", host) or host.count(":") == 1:
+    is_plain = host and not re.search(r"[/,@%\[\]]", host) and host.count(":") != 1
+    if not is_plain or (port and not _is_port(str(port))):
         rest = {name: value for name, value in (("host", host), ("port", port)) if value} | rest
         host = port = None
     return URL.create("postgresql+psycopg", user, None, host, int(port) if port else None, database, query_of(rest))
@@ -176,6 +192,8 @@ def mysql_arguments(url: URL, *, where: str, error: Refusal = InvalidArgument) -
 
 
 def _mysql_options(url: URL, where: str, error: Refusal) -> dict[str, Any]:
+    address = {"user": url.username, "host": unquote(url.host or ""), "database": url.database}
+    _refuse_passwords(address, where, error)
     query = {name: value for name, value in url.query.items() if name != "password"}
     single = {name: _single(name, value, where, error) for name, value in query.items()}
     return mysql_options(single, where=where, error=error)

@@ -17,7 +17,7 @@ import msgspec
 
 from export_queue.core.arguments import decoded
 from export_queue.core.callables import check_runs, returned
-from export_queue.core.drivers import check_sql_url, client_arguments, parse_url, redis_tls
+from export_queue.core.drivers import check_redis_host, check_sql_url, client_arguments, parse_url, redis_tls
 from export_queue.core.errors import InvalidArgument, SinkConfigurationError
 from export_queue.core.references import check_sink_name, has_password, import_object, is_reference, resolve_secret
 from export_queue.core.sinks.composite import CompositeSink
@@ -331,6 +331,9 @@ def _refuse_unkept(options: Mapping[str, Any], kind: str) -> None:
     hosts = options.get("hosts")
     if kind in _SEARCH and isinstance(options.get("client_options"), dict):
         client_arguments(options["client_options"], [hosts] if isinstance(hosts, str) else hosts or [], kind=kind)
+    host = options.get("host")
+    if kind == "redis" and isinstance(host, str):
+        check_redis_host(host, where="sink redis", error=SinkConfigurationError)
     tls, where = options.get("ssl_options"), f"option 'ssl_options' of sink {kind}"
     if kind == "redis" and isinstance(tls, dict):
         redis_tls(tls, ssl=bool(options.get("ssl")), where=where, error=SinkConfigurationError)

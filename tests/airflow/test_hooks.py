@@ -132,6 +132,14 @@ def test_the_hosts_of_a_postgres_connection_are_those_of_the_driver(
         ({"conn_type": "export_queue", "host": "postgresql://h/d", "extra": {"sslmode": "require"}}, "sslmode"),
         ({"conn_type": "export_queue", "host": "postgresql://h/d", "schema": "other"}, "schema"),
         ({"conn_type": "export_queue", "host": "postgresql://a@h/d", "login": "b"}, "another user"),
+        ({"conn_type": "postgres", "host": f"u:{PASSWORD}@h", "schema": "d"}, "host holds a user and a password"),
+        ({"conn_type": "postgres", "schema": "d", "extra": {"host": f"u:{PASSWORD}@h"}}, "host holds a user"),
+        ({"conn_type": "postgres", "host": "h", "schema": f"postgres://u:{PASSWORD}@h/d"}, "dbname holds a user"),
+        ({"conn_type": "postgres", "host": "h", "schema": "d", "extra": {"user": {"a": PASSWORD}}}, "found dict"),
+        ({"conn_type": "postgres", "host": "h", "schema": "d", "extra": {"port": 5433.0}}, "'port': expected text"),
+        ({"conn_type": "postgres", "host": "h", "schema": "d", "extra": {"port": "5432,5433"}}, "as many as hosts"),
+        ({"conn_type": "export_queue", "host": f"postgresql://realm/u:{PASSWORD}@h/d"}, "holds a user"),
+        ({"conn_type": "export_queue", "host": f"postgresql://u:x?{PASSWORD}@h/d"}, "not a database URL"),
     ],
 )
 def test_nothing_that_a_store_s_connection_says_is_ignored(connect: Any, fields: dict[str, Any], named: str) -> None:
@@ -178,6 +186,13 @@ def test_a_store_behind_a_pooler_is_described_as_such(connect: Any) -> None:
     assert described.spec.behind_pooler
     with open_store(described) as store:
         assert "behind_pooler" not in store.database.engine.url.query
+
+
+@pytest.mark.parametrize("option", ["behind_pooler", "store_schema"])
+def test_an_option_of_servers_is_refused_for_a_store_in_a_file(connect: Any, store_path: Path, option: str) -> None:
+    connect("store", conn_type="sqlite", host=str(store_path), extra={option: "true"})
+    with pytest.raises(InvalidArgument, match=option.removeprefix("store_")):
+        ExportQueueHook("store").get_store()
 
 
 def test_untouched_form_fields_mean_the_defaults(connect: Any) -> None:
@@ -334,6 +349,14 @@ def test_tls_fields_of_a_redis_connection_reach_the_sink(connect: Any) -> None:
         spec.open().close()  # the sink takes them
 
 
+@pytest.mark.parametrize("host", [f"u:{PASSWORD}@h", f"redis://:{PASSWORD}@h", "a,b", "h:6380", "h/3"])
+def test_the_host_of_a_redis_connection_is_only_a_host(connect: Any, host: str) -> None:
+    connect("cache", conn_type="redis", host=host)
+    with pytest.raises(SinkConfigurationError, match="connection 'cache': host: expected the name") as caught:
+        sink_hook("cache").describe()
+    assert PASSWORD not in str(caught.value)
+
+
 @pytest.mark.parametrize("password", ["None", "false", ""])
 def test_texts_that_airflow_reads_as_no_password_are_none(connect: Any, password: str) -> None:
     connect("cache", conn_type="redis", host="h", password=password)
@@ -429,6 +452,7 @@ def test_an_api_key_takes_the_place_of_user_and_password(connect: Any) -> None:
         ({"host": "h", "extra": {"bearer_auth": PASSWORD}}, "bearer_auth"),
         ({"host": "h", "schema": "http", "extra": {"scheme": "https"}}, "scheme is named twice"),
         ({"host": "h", "schema": "ftp"}, "schema http or https"),
+        ({"host": "htpps://h", "login": "u", "password": PASSWORD}, "with http or https, found htpps"),
         ({"host": "h", "login": "u", "password": PASSWORD, "extra": {"api_key": PASSWORD}}, "either api_key"),
         ({"host": f"https://u:{PASSWORD}@h:9200"}, "without user, password"),
     ],
@@ -646,6 +670,8 @@ def test_a_mysql_connection_leads_to_a_sink(connect: Any, mariadb_server: Any) -
         ({"schema": "d", "host": "h?ssl_mode=DISABLED"}, "a host, without options"),
         ({"schema": "d", "host": "a,b"}, "one host"),
         ({"schema": "d", "host": "h:3307"}, "one host"),
+        ({"schema": f"mysql://u:{PASSWORD}@h/d"}, "database holds a user"),
+        *(({"schema": "d", "extra": {"ssl": off}}, "extra ssl") for off in (False, 0, [])),
     ],
 )
 def test_a_mysql_connection_that_is_no_sink_is_refused(connect: Any, fields: dict, problem: str) -> None:

@@ -175,6 +175,19 @@ def test_options_of_right_types_are_taken():
     spec.open().close()
 
 
+@pytest.mark.parametrize("kind", ["elasticsearch", "opensearch"])
+@pytest.mark.parametrize("host", ["htpps://a:9200", "a:9200", "https://u@a", "https://a?x=1"])
+def test_a_node_is_a_url_that_says_whether_tls_is_used(kind, host):
+    with pytest.raises(SinkConfigurationError, match="hosts: expected https://host:port"):
+        SinkSpec(kind, {"hosts": [host]}).open()
+
+
+def test_the_host_of_a_redis_sink_holds_no_user():
+    with pytest.raises(SinkConfigurationError, match="sink redis: host: expected the name") as caught:
+        SinkSpec("redis", {"host": "u:kept-secret@h"})
+    assert "kept-secret" not in str(caught.value)
+
+
 def test_opensearch_takes_no_api_key(monkeypatch):
     monkeypatch.setenv("XQ_TEST", "key")
     with pytest.raises(SinkConfigurationError, match="api_key"):

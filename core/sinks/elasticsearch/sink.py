@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from export_queue.core.drivers import check_files, client_arguments
+from export_queue.core.drivers import check_files, check_hosts, client_arguments
 from export_queue.core.errors import (
     ExportQueueError,
     SinkConfigurationError,
@@ -16,7 +16,6 @@ from export_queue.core.errors import (
     SinkRefused,
     SinkUnavailable,
 )
-from export_queue.core.references import has_password
 from export_queue.core.sinks.batch import (
     Reasons,
     apply_batch,
@@ -87,8 +86,7 @@ class ElasticsearchSink:
         if not isinstance(index, str):
             raise SinkConfigurationError(f"index: expected a template such as $collection, found {index!r}")
         nodes = [hosts] if isinstance(hosts, str) else list(hosts)
-        if not nodes or any(has_password(node) for node in nodes):
-            raise SinkConfigurationError("hosts: expected https://host:port, without a password")
+        check_hosts(nodes)
         options = client_arguments(client_options or {}, nodes, kind=self._product.kind)
         files = ("ca_certs", "client_cert", "client_key")
         check_files(options, *files, where="client_options", error=SinkConfigurationError)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from export_queue.core.drivers import check_redis_tls, redis_tls
+from export_queue.core.drivers import check_redis_host, check_redis_tls, redis_tls
 from export_queue.core.errors import SinkConfigurationError, SinkRefused
 from export_queue.core.sinks.batch import (
     Reasons,
@@ -94,14 +94,15 @@ class RedisSink:
         for name, number in (("port", port), ("db", db), ("wait_replicas", wait_replicas)):
             if not isinstance(number, int) or number < 0:
                 raise SinkConfigurationError(f"{name}: expected a number, found {number!r}")
+        if port >= 1 << 16:
+            raise SinkConfigurationError(f"port: expected a number from 1 to 65535, found {port!r}")
         if shards is not None and not (isinstance(shards, int) and 1 <= shards <= 1 << 20):
             raise SinkConfigurationError(f"shards: expected 1 to {1 << 20}, found {shards!r}")
         tls = redis_tls(ssl_options or {}, ssl=bool(ssl), where="ssl_options", error=SinkConfigurationError)
         check_redis_tls(tls, where="ssl_options", error=SinkConfigurationError)
         if not isinstance(ssl, bool):
             raise SinkConfigurationError(f"ssl: expected true or false, found {ssl!r}")
-        if not host or any(sign in host for sign in "/@,?# ") or host.count(":") == 1:  # it may hold a password
-            raise SinkConfigurationError("host: expected the name or the address of one host, without port and options")
+        check_redis_host(host, where="sink redis", error=SinkConfigurationError)
         self._is_fenced = guard == "fence"
         if self._is_fenced:
             self.capabilities = replace(self.capabilities, fenced=True)
