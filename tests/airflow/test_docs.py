@@ -36,9 +36,11 @@ DAGS = [
 def test_dags_of_pages_can_be_written(block: str) -> None:
     names: dict[str, Any] = {}
     exec(compile(block, "docs/airflow.md", "exec"), names)
-    written = [names[name]() for name in re.findall(r"^@dag.*\ndef (\w+)\(\):", block, re.MULTILINE)]
-    assert written
-    assert all(isinstance(dag, DAG) for dag in written)
+    functions = re.findall(r"^@dag.*\ndef (\w+)\(\):", block, re.MULTILINE)
+    assert functions
+    assert all(isinstance(names[name](), DAG) for name in functions)
+    uncalled = [name for name in functions if not re.search(rf"^{name}\(\)$", block, re.MULTILINE)]
+    assert not uncalled, "Airflow finds no DAG in a file that does not call the function"
 
 
 def test_its_smallest_dags_run(store_path: Path, redis_connection: Any, run_dag: Any) -> None:
