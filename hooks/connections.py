@@ -15,6 +15,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from export_queue.core.errors import ConfigurationError, InvalidArgument
+from export_queue.core.references import has_password
 from export_queue.hooks.described import environment
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def find_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
     :raises MissingConnection: Airflow has no such connection; the error shows the variable that would define it.
     :raises InvalidArgument: its extra is not a JSON object.
     """
-    if not conn_id or not isinstance(conn_id, str):
-        raise InvalidArgument(f"a connection's id: expected text, found {conn_id!r}")
+    _check_id(conn_id)
     try:
         with _as_airflows_own_commands():
             return _with_readable_extra(BaseHook.get_connection(conn_id))
@@ -65,11 +65,22 @@ def find_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
 
 async def afind_connection(conn_id: str, *, example: Mapping[str, Any]) -> Connection:
     """Return a connection, from an event loop such as the triggerer's."""
+    _check_id(conn_id)
     try:
         with _as_airflows_own_commands():
             return _with_readable_extra(await BaseHook.aget_connection(conn_id))
     except AirflowNotFoundException:
         raise missing(conn_id, example) from None
+
+
+def _check_id(conn_id: object) -> None:
+    if not conn_id or not isinstance(conn_id, str):
+        raise InvalidArgument(f"a connection's id: expected text, found {conn_id!r}")
+    if has_password(conn_id):
+        raise InvalidArgument(
+            "a connection's id: expected an id, found a URL with a password (it is not shown)",
+            hint="define a connection of Airflow with this URL, and give its id",
+        )
 
 
 def _with_readable_extra(connection: Connection) -> Connection:

@@ -46,7 +46,7 @@ class ElasticsearchSinkHook(SinkHook):
         self.elasticsearch_conn_id = elasticsearch_conn_id
 
     def get_conn(self) -> Any:
-        """Return a client; the caller closes it."""
+        """Return a client; the caller closes it. It waits 5 seconds, unless the connection sets a limit."""
         import elasticsearch
 
         target, secrets = self._target(self._find())
@@ -55,7 +55,7 @@ class ElasticsearchSinkHook(SinkHook):
             target["hosts"],
             basic_auth=login,
             api_key=secrets.get("api_key"),
-            request_timeout=TEST_SECONDS,
+            request_timeout=target.get("timeout", TEST_SECONDS),
             max_retries=0,
             **target.get("client_options", {}),
         )

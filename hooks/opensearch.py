@@ -39,13 +39,17 @@ class OpenSearchSinkHook(ElasticsearchSinkHook):
         self.opensearch_conn_id = opensearch_conn_id
 
     def get_conn(self) -> Any:
-        """Return a client; the caller closes it."""
+        """Return a client; the caller closes it. It waits 5 seconds, unless the connection sets a limit."""
         import opensearchpy
 
         target, secrets = self._target(self._find())
         login = (target["username"], secrets.get("password", "")) if "username" in target else None
         return opensearchpy.OpenSearch(
-            target["hosts"], http_auth=login, timeout=TEST_SECONDS, max_retries=0, **target.get("client_options", {})
+            target["hosts"],
+            http_auth=login,
+            timeout=target.get("timeout", TEST_SECONDS),
+            max_retries=0,
+            **target.get("client_options", {}),
         )
 
     def _sink(self, **arguments: Any) -> Any:

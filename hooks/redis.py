@@ -12,6 +12,8 @@ from export_queue.hooks.sink import TEST_SECONDS, SinkHook
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
+_LIMITS = {"socket_timeout": TEST_SECONDS, "socket_connect_timeout": TEST_SECONDS}
+
 
 class RedisSinkHook(SinkHook):
     """Describes the Redis server of a ``redis`` connection, as Airflow's Redis provider reads it.
@@ -39,18 +41,17 @@ class RedisSinkHook(SinkHook):
         self.redis_conn_id = redis_conn_id
 
     def get_conn(self) -> Any:
-        """Return a client; the caller closes it."""
+        """Return a client; the caller closes it. It waits 5 seconds, unless the connection sets a limit."""
         import redis
 
         connection = self._find()
         is_cluster = flag(connection.extra_dejson.get("cluster") or False)
         return self._client(redis.RedisCluster if is_cluster else redis.Redis, connection)
 
-    def _client(self, kind: Any, connection: Connection) -> Any:
+    def _client(self, kind: Any, connection: Connection, **limits: float) -> Any:
         target, secrets = self._target(connection)
         tls = redis_tls(target.pop("ssl_options", {}), ssl=target.get("ssl", False), where=f"{self.sink_conn_id!r}")
-        limits = {"socket_timeout": TEST_SECONDS, "socket_connect_timeout": TEST_SECONDS}
-        return kind(**{**target, **tls, **secrets, **limits})
+        return kind(**{**_LIMITS, **target, **tls, **secrets, **limits})
 
     def _target(self, connection: Connection) -> tuple[dict[str, Any], dict[str, str]]:
         where = f"connection {self.sink_conn_id!r}"
@@ -73,7 +74,7 @@ class RedisSinkHook(SinkHook):
 
         connection = self._find()
         target, _ = self._target(connection)
-        with self._client(redis.Redis, connection) as client:
+        with self._client(redis.Redis, connection, **_LIMITS) as client:
             facts = client.info("server")
         kind = "Redis Cluster" if facts.get("redis_mode") == "cluster" else "Redis"
         return f"{kind} {facts['redis_version']} on {target['host']}:{target['port']}, database {target['db']}"

@@ -563,6 +563,33 @@ def test_the_test_of_an_opensearch_connection_names_what_is_wrong(connect: Any, 
     assert PASSWORD not in message + mistaken
 
 
+def test_clients_keep_the_time_limits_of_their_connections(connect: Any) -> None:
+    connect("cache", conn_type="redis", host="h", extra={"socket_timeout": 30})
+    with closing(RedisSinkHook("cache").get_conn()) as client:
+        limits = client.connection_pool.connection_kwargs
+        assert (limits["socket_timeout"], limits["socket_connect_timeout"]) == (30, 5)
+    connect("search", conn_type="elasticsearch", host="h", extra={"timeout": 30})
+    with closing(ElasticsearchSinkHook("search").get_conn()) as client:
+        assert client._request_timeout == 30
+    connect("search", conn_type="opensearch", host="h", extra={"timeout": 30})
+    with closing(OpenSearchSinkHook("search").get_conn()) as client:
+        assert client.transport.kwargs["timeout"] == 30
+
+
+@pytest.mark.parametrize("way", ["store", "linked store", "store in an event loop", "sink"])
+def test_a_url_in_the_place_of_an_id_shows_no_password(connect: Any, way: str) -> None:
+    url = f"postgresql://u:{PASSWORD}@h/d"
+    connect("linked", conn_type="export_queue", extra={"sql_conn_id": url})
+    with pytest.raises(InvalidArgument, match="expected an id, found a URL") as caught:
+        if way == "sink":
+            sink_hook(url)
+        elif way == "store in an event loop":
+            asyncio.run(ExportQueueHook(url).adescribe())
+        else:
+            ExportQueueHook("linked" if way == "linked store" else url).describe()
+    assert PASSWORD not in str(caught.value)
+
+
 @pytest.mark.parametrize("conn_type", ["redis", "mysql"])
 def test_an_address_of_ipv6_may_stand_in_brackets(connect: Any, conn_type: str) -> None:
     connect("six", conn_type=conn_type, host="[::1]", schema="d" if conn_type == "mysql" else None)
