@@ -14,7 +14,7 @@ from airflow.sdk import conf
 from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 
 from export_queue.core.arguments import whole_number
-from export_queue.core.errors import ConfigurationError, InvalidArgument, SparkJobFailed
+from export_queue.core.errors import ConfigurationError, ExportQueueError, InvalidArgument, SparkJobFailed
 from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.rendered import Reader, optional
 from export_queue.hooks.tasks import task_name
@@ -232,14 +232,25 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
     def _await_begin(self, store: Store, drain: SubmittedDrain, program: Popen[Any]) -> DriverState:
         """Wait until the driver has begun or the cluster has accepted it: what fails before has no other witness.
 
+        An outage of the store does not stop the driver, which waits for the store too.
+
         :raises SparkJobFailed: it did not begin.
+        :raises ExportQueueError: the store did not answer in time.
         """
         end = monotonic() + self.start_timeout  # the store's clock, by which a state is silent, may be set back
         while True:
             self.check_killed()
             status = program.poll()  # before the state: a driver that has ended has stored its report
-            with store.database.read() as work:
-                state = drain.state(work)
+            try:
+                with store.database.read() as work:
+                    state = drain.state(work)
+            except ExportQueueError as error:
+                if not error.transient or monotonic() > end:
+                    raise
+                if status is None or not self._deploys_to_cluster:  # an ended driver may have stored its report
+                    sleep(_LOOK_SECONDS)
+                    continue
+                state = "starting"
             if state == "reported" or (status == 0 if self._deploys_to_cluster else state == "running"):
                 return state
             if status is not None:

@@ -33,6 +33,7 @@ from export_queue import (
     MemorySink,
     Owner,
     SparkJobFailed,
+    StoreUnavailable,
     polling,
     triggers,
 )
@@ -205,6 +206,46 @@ def test_a_driver_that_does_not_begin_in_time_is_stopped(
     monkeypatch.setattr(SubmittedDrain, "state", lambda drain, work: "silent")
     task = operator()
     with pytest.raises(SparkJobFailed, match="has not begun within 600 seconds"):
+        task.execute(context())
+    assert task._detached is not None
+    task._detached.wait(30)
+
+
+@pytest.mark.parametrize("state", ["running", "reported"])
+def test_an_outage_of_the_store_while_the_driver_begins_does_not_stop_it(
+    airflow_store: Any, spark: FakeSpark, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    real, outages = SubmittedDrain.state, 3
+
+    def look(drain: SubmittedDrain, work: Any) -> Any:
+        nonlocal outages
+        found = real(drain, work)
+        if found == state and (outages := outages - 1) >= 0:
+            raise StoreUnavailable("gone")
+        return found
+
+    monkeypatch.setattr(SubmittedDrain, "state", look)
+    spark.mode("wait" if state == "running" else "drain")
+    add(airflow_store, "anna")
+    if state == "reported":
+        assert operator().execute(context())["acknowledged"] == 1
+    else:
+        deferred()
+        assert is_alive(spark.calls()[0]["pid"])
+
+
+def test_a_store_that_does_not_answer_in_time_ends_the_submission(
+    airflow_store: Any, spark: FakeSpark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(drain: SubmittedDrain, work: Any) -> Any:
+        raise StoreUnavailable("gone")
+
+    times = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(spark_drain, "monotonic", lambda: next(times))
+    monkeypatch.setattr(SubmittedDrain, "state", look)
+    add(airflow_store, "anna")
+    task = operator()
+    with pytest.raises(StoreUnavailable):
         task.execute(context())
     assert task._detached is not None
     task._detached.wait(30)
