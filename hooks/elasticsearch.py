@@ -104,7 +104,8 @@ def _scheme(schema: str | None, scheme: str | None, use_ssl: bool | None, where:
     named = {"schema": (schema or "").lower(), "scheme": scheme, "use_ssl": by_switch}
     found = {name: value for name, value in named.items() if value}
     if not set(found.values()) <= {"http", "https"}:
-        raise SinkConfigurationError(f"{where}: expected the schema http or https, found {schema!r}")
+        shown = repr(schema) if (schema or "").isalnum() else "another text"
+        raise SinkConfigurationError(f"{where}: expected the schema http or https, found {shown}")
     if len(set(found.values())) > 1:
         said = ", ".join(f"{name} means {value}" for name, value in found.items())
         raise SinkConfigurationError(f"{where}: the scheme is named twice: {said}")

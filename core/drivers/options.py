@@ -57,8 +57,8 @@ class Driver:
             try:
                 read = reader(value)
             except ValueError as expected:
-                # A text may be a secret, and an object may hold one.
-                is_shown = str(expected) != TEXT and isinstance(value, str | int | float)
+                # A text may be a secret, and an object or a URL with a user may hold one.
+                is_shown = str(expected) != TEXT and isinstance(value, str | int | float) and "@" not in str(value)
                 shown = f"{value!r:.60}" if is_shown else type(value).__name__
                 raise error(f"{where}: option {name!r}: expected {expected}, found {shown}") from None
             if read is not None:
