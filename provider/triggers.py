@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from export_queue.core.arguments import parse_ranges, seconds, whole_number
-from export_queue.core.errors import InvalidArgument
+from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.hooks import Described, ExportQueueHook, open_store
 from export_queue.hooks.tasks import recorded_state
 from export_queue.polling import (
@@ -379,8 +379,17 @@ class ExportQueueDriverTrigger(BaseTrigger):
     async def _end_driver(self) -> None:
         if await self._continues_elsewhere():
             return
-        described = await ExportQueueHook(self.export_queue_conn_id).adescribe()
-        await asyncio.to_thread(self._revoke, described)
+        while True:
+            try:
+                described = await ExportQueueHook(self.export_queue_conn_id).adescribe()
+                await asyncio.to_thread(self._revoke, described)
+            except ExportQueueError as error:
+                if not error.transient:
+                    raise
+                self.log.warning("Drain %s is not told to stop yet, the store does not answer", self.drain.drain_id)
+                await asyncio.sleep(self.poll_interval)
+            else:
+                break
         self.log.info("Drain %s was told to stop", self.drain.drain_id)
 
     async def _continues_elsewhere(self) -> bool:

@@ -605,6 +605,23 @@ def test_a_person_who_ends_a_deferred_task_ends_its_driver_however_slow_airflow_
     asyncio.run(kill())
 
 
+def test_a_driver_is_ended_once_the_store_answers_again(
+    airflow_store: Any, drain: SubmittedDrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outages = [StoreUnavailable("the store is away")] * 3
+    real = triggers.open_store
+
+    def opened(described: Any) -> Any:
+        if outages:
+            raise outages.pop()
+        return real(described)
+
+    monkeypatch.setattr(triggers, "open_store", opened)
+    asyncio.run(trigger(drain).on_kill())
+    assert is_revoked(airflow_store, drain)
+    assert outages == []
+
+
 def test_a_person_is_known_to_have_acted_while_the_connection_is_being_read(
     drain: SubmittedDrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
