@@ -17,10 +17,9 @@ from export_queue.core.store.creation import adopt, create, identity_of
 from export_queue.core.store.database import ANSWER_SECONDS, Database, Identity, Reading, Work
 from export_queue.core.store.facts import Rights, ServerFacts
 from export_queue.core.store.hints import ALL_QUEUES, acknowledgements_of
-from export_queue.core.store.limits import MAX_SHORT_SECONDS, Limits
+from export_queue.core.store.limits import KEPT_CONNECTIONS, MAX_SHORT_SECONDS, MOST_CONNECTIONS, Limits
 from export_queue.core.store.opening import DEFAULT_SCHEMA, open_database
 from export_queue.core.store.place import parse_place
-from export_queue.core.store.pool import KEPT_CONNECTIONS, MOST_CONNECTIONS
 from export_queue.core.store.queries.outcomes import new_request
 from export_queue.core.store.refusals import StagedMeanwhile, added_to_subscription, layout_closed, removed_subscription
 from export_queue.core.store.roles import RIGHTS, ROLES, Right, Role, grants, nearest, quoted

@@ -17,10 +17,11 @@ from export_queue.core.errors import StoreReplaced, StoreUnavailable
 from export_queue.core.store import forks
 from export_queue.core.store.byte_cache import ByteCache
 from export_queue.core.store.counters import Counters
+from export_queue.core.store.dialect import Dialect
 from export_queue.core.store.hints import HintTraffic
 from export_queue.core.store.limits import Limits
 from export_queue.core.store.pool import Pool, Translator
-from export_queue.core.store.seams import Dialect, Handle
+from export_queue.core.store.seams import Handle
 
 if TYPE_CHECKING:
     from export_queue.core.store.postgresql.administration import PostgresServer
@@ -222,6 +223,11 @@ class Database:
             self.identity = None
             return None
         return self._translator.translate(error)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the store is a file."""
+        return self.dialect.file is not None
 
     def borrowers(self) -> set[int]:
         """Return the threads that are using a connection."""

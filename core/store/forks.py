@@ -12,12 +12,9 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from export_queue.core.store.sqlite import filelock
-
-if TYPE_CHECKING:
-    from export_queue.core.store.database import Database
 
 MOST_SECONDS = 10.0
 """How long a thread waits for a fork to end. The forking thread may be waiting for this one."""
@@ -25,7 +22,27 @@ LOAN_SECONDS = 1.0
 """How long a fork waits for connections to a file that other threads are using."""
 
 
-_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+class Followed(Protocol):
+    """A database, as a fork sees it."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether its connections hold locks of a file, which no child may inherit."""
+
+    def borrowers(self) -> set[int]:
+        """Return the threads that use connections."""
+
+    def forget_connections(self) -> None:
+        """Close the connections that nobody uses."""
+
+    def begin_anew(self, *, was_in_use: bool) -> None:
+        """Leave everything to the parent, in a child.
+
+        :param was_in_use: whether a thread used a connection to a file at the fork.
+        """
+
+
+_databases: weakref.WeakSet[Followed] = weakref.WeakSet()
 _of_parents: list[object] = []
 """A child keeps its parent's objects: garbage collection of a connection would reset or close it for both."""
 
@@ -64,7 +81,7 @@ gate = Gate()
 """Checked after a loan was recorded, so that of a borrowing and a forking thread one sees the other."""
 
 
-def follow(database: Database) -> None:
+def follow(database: Followed) -> None:
     """Close a database's connections before forks, and forget them in children."""
     _databases.add(database)
 
@@ -77,7 +94,7 @@ def leave_to_parent(thing: object) -> None:
 def _prepare() -> None:
     gate.close()
     try:
-        files = [database for database in list(_databases) if database.dialect.file is not None]
+        files = [database for database in list(_databases) if database.is_file]
         end = time.monotonic() + LOAN_SECONDS
         own = {threading.get_ident()}  # what the forking thread has borrowed stays borrowed
         while any(database.borrowers() - own for database in files) and time.monotonic() < end:

@@ -13,8 +13,9 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 
 from export_queue.core.store import forks
+from export_queue.core.store.dialect import Dialect
 from export_queue.core.store.pool import Pool
-from export_queue.core.store.seams import Channel, Dialect, Listener, WakeUps
+from export_queue.core.store.seams import Channel, Listener, WakeUps
 
 ALL_QUEUES = 0
 """Instead of a queue's number: hints for those that follow any queue of a store. No queue has this number."""

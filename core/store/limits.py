@@ -1,4 +1,4 @@
-"""Limits of the time and size of transactions."""
+"""Limits of the time and size of transactions, and of the number of connections."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from export_queue.core.errors import InvalidArgument
 MAX_SHORT_SECONDS = 3600.0
 """Maximum time-out of a short transaction in every process. Clean-up keeps all versions that a snapshot of this age may
 read."""
+KEPT_CONNECTIONS = 8
+"""Connections that a process keeps open. The engine's pool takes back all others that are idle."""
+MOST_CONNECTIONS = 64
+"""Maximum number of connections of a process. Each read, write and commit in progress takes one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,9 @@ from sqlalchemy.pool import QueuePool
 from export_queue.core.errors import StoreError, StoreNotCreated, StoreUnavailable
 from export_queue.core.interruptions import raised_by_handler
 from export_queue.core.store import forks
-from export_queue.core.store.seams import Dialect, Driver
-
-KEPT_CONNECTIONS = 8
-"""Connections that a process keeps open. The engine's pool takes back all others that are idle."""
-MOST_CONNECTIONS = 64
-"""Maximum number of connections of a process. Each read, write and commit in progress takes one."""
-
+from export_queue.core.store.dialect import Dialect
+from export_queue.core.store.limits import KEPT_CONNECTIONS
+from export_queue.core.store.seams import Driver
 
 _ENDED_AT_ONCE = "This connection is closed"
 """The pool's message if the connection that replaces a dead one is dead, too."""

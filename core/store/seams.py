@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     import psycopg
     from sqlalchemy import Connection
 
-    from export_queue.core.store.postgresql.administration import PostgresServer
-    from export_queue.core.store.sqlite.file import StoreFile
-    from export_queue.core.store.sqlite.opening import SqliteUserConnections
 
 Handle: TypeAlias = "Connection | sqlite3.Connection | psycopg.Connection[Any]"
 """A connection of the engine, or the driver's own in a transaction that is bound to its user's."""
@@ -475,23 +472,3 @@ class WakeUps(Protocol):
         :param raw: belongs to the listener from now on.
         :returns: None if none can come by this connection.
         """
-
-
-@dataclass(slots=True, kw_only=True)
-class Dialect:
-    """The seams of one database. A seam that is None names something that this kind of database does not need."""
-
-    name: str
-    driver: Driver
-    steps: TransactionSteps
-    administration: Administration
-    locks: LockSteps | None = None
-    """None where there is one writer at a time: its SQL transaction locks everything."""
-    wake_ups: WakeUps | None = None
-    """None where commits wake nobody: followers poll."""
-    user_connections: SqliteUserConnections | None = None
-    """None where the connections of users can be used as they are."""
-    server: PostgresServer | None = None
-    """None where the store is a file."""
-    file: StoreFile | None = None
-    """The file that is the store. No process may inherit its locks."""

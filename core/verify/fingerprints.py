@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import xxhash
 
-if TYPE_CHECKING:
-    from export_queue.core.verify.sides import Rows
+from export_queue.core.verify.rows import Rows
 
 PART_BITS = 22
 """With 2²² parts, a difference among ten million records has two or three others in its part. The sums take 32 MiB."""

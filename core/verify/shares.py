@@ -10,7 +10,7 @@ from typing import Self
 import xxhash
 
 from export_queue.core.sinks import StoredRecords
-from export_queue.core.verify.sides import Rows
+from export_queue.core.verify.rows import Rows
 
 AT_ONCE = 50_000
 """Records that are divided together, so that pages do not become small."""

@@ -16,8 +16,9 @@ from typing import Any
 from export_queue.core.sinks import StoredRecords
 from export_queue.core.verify.judging import NO_LOADS, Loads, Version
 from export_queue.core.verify.rendering import Refused
+from export_queue.core.verify.rows import Rows
 from export_queue.core.verify.shares import Page
-from export_queue.core.verify.sides import Rows, Sides
+from export_queue.core.verify.sides import Sides
 
 CACHE_KIB = 64 << 10
 PAGE = 1000

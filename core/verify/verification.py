@@ -27,7 +27,7 @@ from export_queue.core.verify.named_records import named_records
 from export_queue.core.verify.rendering import Rendered, Renderer
 from export_queue.core.verify.report import MOST_SAMPLES, Sample, VerifyReport
 from export_queue.core.verify.request import VerifyRequest
-from export_queue.core.verify.sides import digest_of
+from export_queue.core.verify.rows import digest_of
 from export_queue.core.verify.spool import NO_TARGET, Candidate, Spool
 from export_queue.core.verify.waiting import read_waiting
 

@@ -10,7 +10,7 @@ import pytest
 
 from export_queue.core.sinks import StoredRecords
 from export_queue.core.verify.judging import ABSENT, Loads, Sighting, Verdict, Version, judge
-from export_queue.core.verify.sides import digest_of
+from export_queue.core.verify.rows import digest_of
 from export_queue.core.verify.spool import Spool
 
 CUT, NEWEST = 100, 200

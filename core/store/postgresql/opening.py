@@ -10,12 +10,12 @@ import sqlalchemy as sa
 
 from export_queue.core.drivers import bare_url, check_postgresql_files, postgresql_arguments
 from export_queue.core.errors import InvalidArgument
-from export_queue.core.store.pool import KEPT_CONNECTIONS, MOST_CONNECTIONS
+from export_queue.core.store.dialect import Dialect
+from export_queue.core.store.limits import KEPT_CONNECTIONS, MOST_CONNECTIONS
 from export_queue.core.store.postgresql.administration import PostgresAdministration, PostgresLocks, PostgresServer
 from export_queue.core.store.postgresql.connection import CLIENT_DEFAULTS, PostgresDriver, bound_connections
 from export_queue.core.store.postgresql.transactions import PostgresSteps
 from export_queue.core.store.postgresql.wake_ups import PostgresWakeUps
-from export_queue.core.store.seams import Dialect
 
 _SET_HERE = re.compile(r"(?:-c\s*|--)(search[-_]path|synchronous[-_]commit)\s*=", re.IGNORECASE)
 """Settings of a session that the store sets itself."""
