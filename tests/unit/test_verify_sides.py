@@ -11,6 +11,7 @@ import pytest
 
 from export_queue.core.sinks import StoredRecords
 from export_queue.core.verify import fingerprints, shares, sides
+from export_queue.core.verify.rows import Rows, digest_of
 from export_queue.core.verify.spool import Spool
 
 Record = tuple[str, bytes, int, bytes | None]
@@ -162,19 +163,19 @@ def test_the_order_of_records_and_pages_does_not_matter(sums: Callable[[], finge
         shuffled = random.Random(page).sample(records, len(records))
         for start in range(0, len(records), page):
             found = StoredRecords(*map(list, zip(*shuffled[start : start + page], strict=True)))  # type: ignore[arg-type]
-            added.add(side, sides.Rows.of(found, "tu".index), is_ranked=True)
+            added.add(side, Rows.of(found, "tu".index), is_ranked=True)
     assert added.are_zero()
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_rows_are_the_same_when_they_were_packed(kind: Callable[[Sequence[object]], Sequence[object]]) -> None:
     records = StoredRecords(*map(kind, (["t", "u"], [b"1", b""], [-1, (1 << 63) - 1], [None, b""])))  # type: ignore[arg-type]
-    rows = sides.Rows.of(records, "tu".index, [b"k", b""], [True, False])
-    for found in (rows, sides.Rows.unpacked(rows.packed()), sides.Rows.joined([rows.take([0]), rows.take([1])])):
+    rows = Rows.of(records, "tu".index, [b"k", b""], [True, False])
+    for found in (rows, Rows.unpacked(rows.packed()), Rows.joined([rows.take([0]), rows.take([1])])):
         assert list(found.targets) == [0, 1]
         assert list(found.ids) == [b"1", b""]
         assert list(found.ranks) == [-1, (1 << 63) - 1]
-        assert found.digest_list() == [None, sides.digest_of(b"")]
+        assert found.digest_list() == [None, digest_of(b"")]
         assert (list(found.keys or ()), list(found.expires or ())) == ([b"k", b""], [True, False])
 
 
