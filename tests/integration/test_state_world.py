@@ -29,7 +29,7 @@ KEYS = [f"k{i}" for i in range(8)]
 CHANGES = st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 3), min_size=1, max_size=5)
 DATA = st.dictionaries(st.sampled_from(KEYS), st.integers(0, 3), max_size=6)
 HISTORY_MS = 5000
-EXAMPLES = int(os.environ.get("EXPORT_QUEUE_WORLD_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("EXPORT_QUEUE_WORLD_EXAMPLES", "18"))
 
 
 class StateWorld(RuleBasedStateMachine):

@@ -198,7 +198,7 @@ def test_two_files_that_replace_others_together_are_withdrawn_together(store: St
     assert visible() == sorted(shown()) == inputs
 
 
-@pytest.mark.parametrize("rounds", [pytest.param(2, id="few"), pytest.param(20, marks=pytest.mark.full("more walks"))])
+@pytest.mark.parametrize("rounds", [pytest.param(2, id="few"), pytest.param(8, marks=pytest.mark.full("more walks"))])
 def test_any_sequence_of_loads_compactions_fall_backs_and_vacuums(follower: Follower, rounds: int) -> None:
     seed = int(os.environ.get("EXPORT_QUEUE_SEED") or random.randrange(1 << 32))
     print(f"EXPORT_QUEUE_SEED={seed}")
