@@ -54,8 +54,8 @@ EITHER_STORE = {"integration", "airflow"}
 """Folders whose tests ``./run test`` runs on one of both kinds of stores, and ``--full`` on the other one, too."""
 ON_OTHER_STORE = pytest.StashKey[bool]()
 """Tests that the brief run has on a store of another kind."""
-SHARES = {"integration": 4, "battery": 2, "teeth": 2}
-"""Folders of which a run of ``--full`` draws a part of the variants: one of four, or of two."""
+SHARES = {"integration": 4, "spark": 2, "battery": 3, "teeth": 2}
+"""Folders of which a run of ``--full`` draws a part of the variants: one of so many."""
 LONG = 5.0
 """Seconds above which a test says with the marker ``full`` why it takes so long."""
 
