@@ -137,15 +137,15 @@ def _choose_stores(items: Sequence[pytest.Item]) -> None:
 def _draw_variants(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave a part of the variants of each test to later runs: those that the brief run leaves out.
 
-    What other tests show too is drawn among all of a module: tests on the other kind of store. Of any other test, of a
-    class of tests, and of its parameters, at least one variant stays.
+    Among all of a module are drawn tests on the other kind of store, and those of Spark, which start applications. Of
+    any other test, of a class of tests, and of its parameters, at least one variant stays.
     """
     groups: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
         if folder in SHARES and item.get_closest_marker("full") is not None:
             function = getattr(getattr(item, "function", None), "__qualname__", item.nodeid)
-            if item.stash.get(ON_OTHER_STORE, False):
+            if item.stash.get(ON_OTHER_STORE, False) or folder == "spark":
                 function = ""
             # a method of a class that others inherit is the same test wherever it stands
             place = "" if "." in function else item.nodeid.partition("::")[0]
