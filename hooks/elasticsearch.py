@@ -104,7 +104,7 @@ def _scheme(schema: str | None, scheme: str | None, use_ssl: bool | None, where:
     named = {"schema": (schema or "").lower(), "scheme": scheme, "use_ssl": by_switch}
     found = {name: value for name, value in named.items() if value}
     if not set(found.values()) <= {"http", "https"}:
-        shown = repr(schema) if (schema or "").isalnum() else "another text"
+        shown = repr(schema) if (schema or "").isalnum() else "something else (it is not shown)"
         raise SinkConfigurationError(f"{where}: expected the schema http or https, found {shown}")
     if len(set(found.values())) > 1:
         said = ", ".join(f"{name} means {value}" for name, value in found.items())

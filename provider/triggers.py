@@ -298,8 +298,8 @@ class ExportQueueDriverTrigger(BaseTrigger):
 
     The event's payload is ``{"state": …, "drain": …, "output": …, "spark_ui": …}``, where the state is ``reported``
     or ``silent``. A store that does not answer is polled until it does. If a person marks or clears the task, the
-    trigger revokes the attempt that submitted the drain, which ends the driver wherever it runs. The end of a triggerer
-    revokes nothing.
+    trigger revokes the attempt that submitted the drain, once the store answers; that ends the driver wherever it runs.
+    The end of a triggerer revokes nothing.
 
     :param drain: the fields of a :class:`~export_queue.core.drain.SubmittedDrain`: ids and numbers.
     :param output: host and path of the driver's output, for the event; None if it is in a cluster.
@@ -379,17 +379,19 @@ class ExportQueueDriverTrigger(BaseTrigger):
     async def _end_driver(self) -> None:
         if await self._continues_elsewhere():
             return
-        while True:
+        is_told = is_silent = False
+        while not is_told:
             try:
                 described = await ExportQueueHook(self.export_queue_conn_id).adescribe()
                 await asyncio.to_thread(self._revoke, described)
+                is_told = True
             except ExportQueueError as error:
                 if not error.transient:
                     raise
-                self.log.warning("Drain %s is not told to stop yet, the store does not answer", self.drain.drain_id)
+                if not is_silent:
+                    self.log.warning("Drain %s is told to stop once the store answers: %s", self.drain.drain_id, error)
+                is_silent = True
                 await asyncio.sleep(self.poll_interval)
-            else:
-                break
         self.log.info("Drain %s was told to stop", self.drain.drain_id)
 
     async def _continues_elsewhere(self) -> bool:

@@ -54,7 +54,7 @@ EITHER_STORE = {"integration", "airflow"}
 """Folders whose tests ``./run test`` runs on one of both kinds of stores, and ``--full`` on the other one, too."""
 ON_OTHER_STORE = pytest.StashKey[bool]()
 """Tests that the brief run has on a store of another kind."""
-SHARES = {"integration": 4, "spark": 2, "battery": 3, "teeth": 2}
+SHARES = {"integration": 4, "spark": 2, "battery": 2, "teeth": 2}
 """Folders of which a run of ``--full`` draws a part of the variants: one of so many."""
 LONG = 5.0
 """Seconds above which a test says with the marker ``full`` why it takes so long."""
@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.full(*one_store.args))
             item.stash[ON_OTHER_STORE] = True
     _choose_stores(items)
-    if config.getoption("markexpr") in ("full", "not brief"):
+    if config.getoption("markexpr") in ("full", "not brief"):  # what ./run test --full asks for, without a path
         _draw_variants(config, items)
 
 

@@ -1,7 +1,7 @@
 """One cache of compiled SQL statements for all engines of a process.
 
-Each test opens stores and sinks of its own, each with an engine that compiles the same statements again. That is a
-tenth of the time of most tests.
+Each test opens stores and sinks of its own, each with an engine that compiles the same statements again. That is up to
+a quarter of the time of a test.
 """
 
 from __future__ import annotations

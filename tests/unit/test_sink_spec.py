@@ -188,6 +188,18 @@ def test_the_host_of_a_redis_sink_holds_no_user():
     assert "kept-secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["elasticsearch", "opensearch"])
+def test_a_user_of_a_search_server_has_no_colon(kind):
+    """Everything after it would be taken for a part of the password."""
+    with pytest.raises(SinkConfigurationError, match="username: expected one without a colon"):
+        SinkSpec(kind, {"hosts": ["https://a:9200"], "username": "a:b"}).open()
+
+
+def test_the_port_of_a_redis_sink_exists():
+    with pytest.raises(SinkConfigurationError, match="port: expected a number from 1 to 65535"):
+        SinkSpec("redis", {"host": "h", "port": 65536}).open()
+
+
 def test_opensearch_takes_no_api_key(monkeypatch):
     monkeypatch.setenv("XQ_TEST", "key")
     with pytest.raises(SinkConfigurationError, match="api_key"):

@@ -96,6 +96,8 @@ class ElasticsearchSink:
             raise SinkConfigurationError("give either api_key, or username and password")
         if password is not None and username is None:
             raise SinkConfigurationError("a password goes with a username")
+        if username is not None and ":" in username:
+            raise SinkConfigurationError("username: expected one without a colon, which HTTP cannot send")
         self._template = indices.check_template(index)
         self._create = create_indices
         self._ready: set[str] = set()
