@@ -70,6 +70,19 @@ class _Silence:
         return self._silent >= _SILENT_SECONDS or self._unchanged >= longest
 
 
+_RESUME_SECONDS = 10.0
+"""How long a deferred task stays deferred at least.
+
+Airflow fails a task that resumes before the scheduler has noted that its process ended to be deferred. A busy scheduler
+notes it seconds later (issues 67287 and 72716 of apache/airflow, not solved in 3.3.2).
+"""
+
+
+async def _wait_for_the_scheduler(trigger: BaseTrigger) -> None:
+    if trigger.task_instance is not None:
+        await asyncio.sleep(_RESUME_SECONDS)
+
+
 class InvalidTriggerArgument(InvalidArgument, TypeError):
     """An argument of a trigger is not valid.
 
@@ -96,7 +109,8 @@ class StoreTrigger(BaseEventTrigger):
 
     No commit is missed. A commit after the last event, even between the end of older work and the next poll, causes
     another event, at the earliest ``min_interval`` after the last one. All triggers of a triggerer for one store share
-    its polls and one connection. A store that does not answer is polled again until it does.
+    its polls and one connection. A store that does not answer is polled again until it does. The trigger of a deferred
+    task polls first after ten seconds, and ends with its first event.
 
     :param poll_interval: seconds between two polls.
     :param min_interval: minimum number of seconds between two events while work is pending; by default
@@ -149,6 +163,7 @@ class StoreTrigger(BaseEventTrigger):
         min_interval = self.poll_interval if self.min_interval is None else self.min_interval
         announced: Seen | None = None
         announced_at = 0.0
+        await _wait_for_the_scheduler(self)
         async with polled_store(self.export_queue_conn_id) as poller:
             while True:
                 seen = await poller.look(self.question(announced), self.poll_interval)
@@ -157,6 +172,8 @@ class StoreTrigger(BaseEventTrigger):
                 elif announced is None or (seen.has_news and time.monotonic() - announced_at >= min_interval):
                     announced, announced_at = seen, time.monotonic()
                     yield TriggerEvent(self.payload(seen))
+                    if self.task_instance is not None:
+                        return  # Airflow would cancel it, and log that a person did
 
 
 class ExportQueueTrigger(StoreTrigger):
@@ -359,6 +376,7 @@ class ExportQueueDriverTrigger(BaseTrigger):
     async def _watch(self) -> str:
         question = DriverQuestion(self.drain)
         silence = _Silence(self.drain, longest_step=2 * self.poll_interval)
+        await _wait_for_the_scheduler(self)
         async with polled_store(self.export_queue_conn_id) as poller:
             while True:
                 seen = await poller.look(question, self.poll_interval)

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
@@ -549,6 +550,22 @@ def test_the_end_of_a_triggerer_stops_no_driver_and_its_successor_finds_the_repo
         assert [event["state"] for event in second.events] == ["reported"]
 
     run_loop(watch())
+
+
+def test_a_deferred_drain_does_not_resume_before_the_scheduler_knows_that_it_is_deferred(
+    airflow_store: Any, drain: SubmittedDrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end(airflow_store, drain)
+    made = trigger(drain)
+    made.task_instance = SimpleNamespace(task_id="it")  # type: ignore[assignment]
+    monkeypatch.setattr(triggers, "_RESUME_SECONDS", 0.3)
+
+    async def events() -> list[float]:
+        begun = time.monotonic()
+        return [time.monotonic() - begun async for _ in made.run()]
+
+    (waited,) = asyncio.run(asyncio.wait_for(events(), 60))
+    assert waited >= 0.3
 
 
 def test_a_person_who_ends_a_deferred_task_ends_its_driver(airflow_store: Any, drain: SubmittedDrain) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from airflow.sdk import Asset, AssetWatcher
 from tests.support.servers import PostgresServer
 from tests.support.triggers import Looks, Watch, pollers, run, store_held
 
-from export_queue import HasSubscriptions, InvalidArgument, MemorySink, Store, UnknownQueue, drain, polling
+from export_queue import HasSubscriptions, InvalidArgument, MemorySink, Store, UnknownQueue, drain, polling, triggers
 from export_queue.core.queue import Sighting
 from export_queue.polling import QueueQuestion, polled_store
 from export_queue.triggers import ExportQueueTrigger
@@ -54,6 +56,28 @@ def test_it_fires_each_time_the_queue_ceases_to_be_empty(airflow_store: Any, loo
         await watched.stop()
 
     run(watch())
+
+
+def test_a_deferred_task_does_not_resume_before_the_scheduler_knows_that_it_is_deferred(
+    airflow_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow 3.3.2 would fail it; the trigger of an asset has no task that could resume too early."""
+    add(airflow_store, "anna")
+    made = ExportQueueTrigger(queue_id="orders", poll_interval=0.02, min_interval=0)
+    made.task_instance = SimpleNamespace(task_id="it")  # type: ignore[assignment]
+
+    async def events() -> list[float]:
+        begun = time.monotonic()
+        return [time.monotonic() - begun async for _ in made.run()]
+
+    async def of_an_asset() -> None:
+        await anext(ExportQueueTrigger(queue_id="orders", poll_interval=0.02).run())
+
+    monkeypatch.setattr(triggers, "_RESUME_SECONDS", 0.3)
+    (waited,) = asyncio.run(asyncio.wait_for(events(), 60))  # with its event it ends, before Airflow cancels it
+    assert waited >= 0.3
+    monkeypatch.setattr(triggers, "_RESUME_SECONDS", 3600.0)
+    run(of_an_asset())
 
 
 def test_the_common_trigger_of_message_queues_is_this_one(airflow_store: Any, looks: Looks) -> None:

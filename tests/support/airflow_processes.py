@@ -26,6 +26,8 @@ RUN_SECONDS = 300.0
 """Seconds without any change of a run's tasks after which a test fails."""
 ANSWER_SECONDS = 120.0
 """Seconds that an answer may take while the machine is busy."""
+LOG_END = 6000
+"""Characters of a log that a failure shows."""
 ENDED = {"success", "failed"}
 
 
@@ -151,7 +153,7 @@ class AirflowProcesses:
     def wait_for(self, dag_id: str, run_id: str) -> dict[str, str]:
         """Wait until a run has ended, and return the states of its tasks.
 
-        :raises AssertionError: it has failed, or nothing changes; the log of the scheduler says more.
+        :raises AssertionError: it has failed, or nothing changes; with the logs of what failed, and of the triggerer.
         """
 
         def state() -> str:
@@ -165,7 +167,7 @@ class AirflowProcesses:
             progress=lambda: self.states(dag_id, run_id),
         )
         states = self.states(dag_id, run_id)
-        assert state() == "success", states
+        assert state() == "success", f"{states}\n{self._logs_of(dag_id, run_id, states)}"
         return states
 
     def result(self, dag_id: str, run_id: str, task_id: str) -> Any:
@@ -181,6 +183,14 @@ class AirflowProcesses:
             if error.code != 404:
                 raise
             return False
+
+    def _logs_of(self, dag_id: str, run_id: str, states: Mapping[str, str]) -> str:
+        """Return the ends of the logs that say why tasks failed."""
+        run = Path(self._environment["AIRFLOW_HOME"], "logs", f"dag_id={dag_id}", f"run_id={run_id}")
+        failed = sorted(task.partition("[")[0] for task, state in states.items() if state == "failed")
+        files = [file for task in failed for file in sorted(run.glob(f"task_id={task}/**/*.log"))]
+        ends = [*files, *map(self._log_of, ("triggerer", "scheduler"))]
+        return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-LOG_END:]}" for file in ends)
 
     def _log_of(self, program: str) -> Path:
         return self.folder / f"airflow-{program}.log"
