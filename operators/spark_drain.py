@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 
 from export_queue.core.arguments import whole_number
 from export_queue.core.errors import ConfigurationError, ExportQueueError, InvalidArgument, SparkJobFailed
+from export_queue.core.retry import Retry
 from export_queue.hooks import ExportQueueHook, open_store
 from export_queue.hooks.rendered import Reader, optional
 from export_queue.hooks.tasks import task_name
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from export_queue.core.spark import DrainArguments
 
 _LOOK_SECONDS = 0.2
+_OUTAGE = Retry(attempts=None, seconds=120.0, first_pause=1.0, longest_pause=5.0)
+"""How long a resumed task waits for the store that has the report of its drain."""
 _OF_WAITING_TASKS = ("durable", "post_submit_commands", "track_driver_via_k8s_api", "yarn_track_via_rm_api")
 """Arguments of ``SparkSubmitOperator`` that need a task which waits for ``spark-submit``."""
 
@@ -294,6 +297,7 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         if output is not None:
             self._show(output)
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
+            _OUTAGE.call(lambda: store.identity, check=self.check_killed, on_pause=self._tell_outage)
             report = self._stored(store, drain.drain_id)
             if report is None:
                 revoke(store.database, drain.task, attempt=drain.attempt)  # it may be alive, without the store
@@ -304,6 +308,9 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
                 )
             self.conclude(store, report)
         return report
+
+    def _tell_outage(self, error: Exception) -> None:
+        self.log.warning("The report of the drain is read once the store answers: %s", error)
 
     def _show(self, output: DriverOutput) -> None:
         """Log the output of ``spark-submit`` if this machine has it, and remove it; otherwise log where it is."""

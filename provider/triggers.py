@@ -70,6 +70,9 @@ class _Silence:
         return self._silent >= _SILENT_SECONDS or self._unchanged >= longest
 
 
+_ASKED_TIMES = 12
+"""How often Airflow is asked for the state of a task before its driver is left alone."""
+
 _RESUME_SECONDS = 10.0
 """How long a deferred task stays deferred at least.
 
@@ -416,14 +419,17 @@ class ExportQueueDriverTrigger(BaseTrigger):
         """Return whether no person has acted: Airflow calls ``on_kill`` too if another triggerer took the task over."""
         if self.task_instance is None:
             return False
-        try:
-            state = await asyncio.to_thread(recorded_state, self.task_instance)
-        except Exception as error:
-            self.log.warning(
-                "Drain %s is not told to stop: the task's state is not known: %s", self.drain.drain_id, error
-            )
-            return True
-        return state == "deferred"
+        for left in reversed(range(_ASKED_TIMES)):
+            try:
+                return await asyncio.to_thread(recorded_state, self.task_instance) == "deferred"
+            except Exception as error:
+                if not left:
+                    self.log.warning(
+                        "Drain %s is not told to stop: the task's state is not known: %s", self.drain.drain_id, error
+                    )
+                    return True
+            await asyncio.sleep(self.poll_interval)
+        raise AssertionError("unreachable")
 
     def _revoke(self, described: Described[StoreSpec]) -> None:
         from export_queue.core.locks import revoke

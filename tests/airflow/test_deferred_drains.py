@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,7 @@ from export_queue import (
     MemorySink,
     Owner,
     SparkJobFailed,
+    Store,
     StoreUnavailable,
     polling,
     triggers,
@@ -158,6 +159,29 @@ def test_a_deferred_task_resumes_with_the_report_of_a_driver_that_outlived_it(
     assert re.search("orders.*2 read = 2 acknowledged", log)
     assert not output.exists()
     assert len(spark.calls()) == 1
+
+
+def test_a_task_that_resumes_in_an_outage_of_the_store_waits_for_the_report(
+    airflow_store: Any, drain: SubmittedDrain, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A retry would find nothing left, and report that it delivered nothing."""
+    add(airflow_store, "anna")
+    end(airflow_store, drain)
+    event = {"state": "reported", "drain": asdict(drain), "output": None}
+    outages, identity = [StoreUnavailable("the store is away")] * 3, Store.identity.fget
+    pauses: list[float] = []
+
+    def identified(store: Store) -> Any:
+        if outages:
+            raise outages.pop()
+        return identity(store)
+
+    monkeypatch.setattr(Store, "identity", property(identified))
+    monkeypatch.setattr(spark_drain, "_OUTAGE", replace(spark_drain._OUTAGE, sleep=pauses.append))
+    report = operator().execute_complete(context(), event)
+    assert report["acknowledged"] == 1
+    assert len(pauses) == 3
+    assert "once the store answers" in capfd.readouterr().out
 
 
 def test_airflow_stores_the_deferral_and_resumes_the_task(
@@ -589,7 +613,7 @@ def test_a_task_that_another_triggerer_took_over_is_not_taken_for_one_that_a_per
         return {"r": {"it_3": state}}
 
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
-    made = trigger(drain)
+    made = trigger(drain, poll_interval=0.001)
     made.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="it", map_index=3)  # type: ignore[assignment]
     asyncio.run(made.on_kill())
     assert is_revoked(airflow_store, drain) is is_ended

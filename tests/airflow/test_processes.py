@@ -1,8 +1,7 @@
 """DAGs in Airflow's own processes: scheduler, API server, DAG processor, triggerer, a process for each task.
 
 They run from the wheel, in an environment of its own, as ``test_journeys.py`` does. The DAGs are the examples, and
-those of the page about waiting. Examples that need more servers, Spark, or queues of
-the same names run in ``test_examples.py``, but for one on Spark.
+those of the page about waiting; ``test_examples.py`` runs them in one process, and looks at more cases.
 """
 
 from __future__ import annotations
@@ -81,8 +80,17 @@ with DAG("counted", schedule=None):
 
     set_up >> count()
 """
+QUEUES_OF_THEIR_OWN = {
+    "add_a_reader": ("products", "catalogue"),
+    "business_tables": ("orders", "shop_orders"),
+    "nightly_verify": ("prices", "listed_prices"),
+    "two_copies_as_one": ("prices", "shown_prices"),
+    "verify_on_spark": ("products", "live_totals"),
+}
+"""Examples whose queue another example uses in another way, and the names by which they share one store."""
 SPARK_HOME = os.environ.get("EXPORT_QUEUE_SPARK_HOME", str(EXAMPLES.parent / ".venv-spark"))
 NO_DAGS = ("__init__", "exporters", "frames")
+ON_SPARK = ("bulk_load", "compact_on_spark", "mapped_drain", "mirror_a_dataframe", "verify_on_spark")
 
 pytestmark = [
     pytest.mark.full("Airflow's four processes; test_examples runs the same DAGs in one process"),
@@ -107,7 +115,12 @@ class Site:
             if example.stem not in NO_DAGS:
                 # no runs but those of the tests, which would wait for others
                 program = re.sub(r'schedule="[^"]+"', "schedule=None", example.read_text())
+                queue, other = QUEUES_OF_THEIR_OWN.get(example.stem, ("", ""))
+                if queue:
+                    program, times = re.subn(rf'(queue_id=|queue\()"{queue}(["/])', rf'\1"{other}\2', program)
+                    assert times, example
                 (dags / example.name).write_text(program)
+        shutil.copy(EXAMPLES / "frames.py", dags)
         for number, block in enumerate(blocks_of("waiting.md", "python")):
             (dags / f"waiting_{number}.py").write_text(block.text)
         (dags / "deferred_drain.py").write_text(DEFERRED.format(home=str(self.spark.folder)))
@@ -124,15 +137,18 @@ class Site:
 
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+        cache = {
+            "conn_type": "redis",
+            "host": self.cache.host,
+            "port": self.cache.port,
+            "password": self.cache.password,
+        }
         connections: dict[str, dict[str, Any]] = {
             "export_queue": {"conn_type": "export_queue", "host": self.store_url},
             "spark": {"conn_type": "spark", "host": "local[2]"},
-            "redis": {
-                "conn_type": "redis",
-                "host": self.cache.host,
-                "port": self.cache.port,
-                "password": self.cache.password,
-            },
+            "redis": cache,
+            "cache": cache,
+            "shop": {"conn_type": "sqlite", "host": str(self.folder / "store.db")},
             **{
                 name: {"conn_type": "sqlite", "host": str(self.folder / f"{name}.db")}
                 for name in ("reports", "search", "warehouse")
@@ -166,6 +182,7 @@ def site(
     redis_server: RedisServer,
 ) -> Iterator[Site]:
     metadata = postgres_server.create_database()
+    wheel_environment.install_with_needs("vega_datasets")  # for the airports
     folder = tmp_path_factory.mktemp("site")
     site = Site(folder, wheel_environment, redis_server, postgres_server.url(metadata))
     set_up = [block.text for block in blocks_of("waiting.md", "console") if "configure" in block.text]
@@ -286,6 +303,36 @@ def test_examples_that_need_nothing_else_run_next_to_each_other(
     assert rows == [("home", 9), ("search", 1)]
 
 
+def test_examples_whose_queues_others_have_too_run_next_to_each_other(
+    airflow: AirflowProcesses, site: Site, store: Store
+) -> None:
+    from redis import Redis
+
+    pytest.importorskip("vega_datasets", reason="vega_datasets is missing: ./run setup installs it")
+    store.configure_queue("catalogue", state=True, subscriptions=["search"])
+    store.run(lambda tx: tx.queue("catalogue").add("pear", {"name": "Conference"}))
+    shop, reports = site.database("store"), site.database("reports")
+    shop.execute("create table orders (number integer primary key, customer text, cents integer)")
+    others = ("add_a_reader", "airports", "business_tables", "nightly_verify", "two_copies_as_one")
+    runs = {dag_id: airflow.trigger(dag_id) for dag_id in others}
+    for dag_id, run in runs.items():
+        assert set(airflow.wait_for(dag_id, run).values()) == {"success"}, dag_id
+
+    for dag_id in ("add_a_reader", "nightly_verify"):
+        assert airflow.result(dag_id, runs[dag_id], "verify")["differences"] == 0
+    assert reports.execute("SELECT id FROM catalogue_live").fetchall() == [("pear",)]
+    assert reports.execute("SELECT id FROM listed_prices_live ORDER BY id").fetchall() == [("apple",), ("pear",)]
+    assert reports.execute("SELECT id FROM shop_orders_live ORDER BY id").fetchall() == [("1",), ("2",)]
+    assert reports.execute("SELECT id, cents FROM shown_prices_live ORDER BY id").fetchall() == [
+        ("apple", 50),
+        ("pear", 70),
+    ]
+    assert reports.execute("SELECT count(*) FROM airports_live").fetchone() == (3376,)
+    with Redis.from_url(site.cache.url()) as cache:
+        assert json.loads(cache.get("price:apple")) == {"cents": 50}
+        assert json.loads(cache.get("airports:JFK"))["city"] == "New York"
+
+
 def test_the_dag_processor_stores_every_example(airflow: AirflowProcesses) -> None:
     files = {path.stem for path in EXAMPLES.glob("*.py")} - set(NO_DAGS)
     assert len(files) > 20
@@ -317,6 +364,30 @@ def test_an_asset_starts_the_example_that_drains_on_spark(airflow: AirflowProces
     with Redis.from_url(site.cache.url()) as cache:
         assert cache.get("customer:carla") == b'{"total":5}'
     assert store.backlog("orders") == []
+
+
+def test_the_other_examples_run_on_spark(airflow: AirflowProcesses, site: Site, store: Store) -> None:
+    from redis import Redis
+
+    if not Path(SPARK_HOME, "bin", "spark-submit").exists():
+        pytest.skip("Spark is missing: ./run setup builds .venv-spark")
+    airflow.ask("/dags/publish", method="PATCH", body={"is_paused": True})
+    store.configure_queue("orders")
+    store.run(lambda tx: tx.queue("orders").add_many((name, {"total": 7}) for name in ("anna", "ben", "dora")))
+    runs = {dag_id: airflow.trigger(dag_id) for dag_id in ON_SPARK if dag_id != "verify_on_spark"}
+    for dag_id, run in runs.items():
+        assert set(airflow.wait_for(dag_id, run).values()) == {"success"}, dag_id
+    assert airflow.result("mirror_a_dataframe", runs["mirror_a_dataframe"], "verify")["differences"] == 0
+    reports = site.database("reports")
+    assert reports.execute("SELECT count(*) FROM live_totals_live").fetchone() == (50,)
+    reports.execute("DELETE FROM live_totals WHERE id = 'customer-7'")  # somebody's mistake
+    run = airflow.trigger("verify_on_spark")
+    assert airflow.wait_for("verify_on_spark", run) == {"verify": "success"}
+    assert airflow.result("verify_on_spark", run, "verify")["repaired"] == 1
+    assert reports.execute("SELECT count(*) FROM live_totals_live").fetchone() == (50,)
+    with Redis.from_url(site.cache.url()) as cache:
+        assert json.loads(cache.get("total:customer-7"))["orders"] == 20
+        assert json.loads(cache.get("customer:dora")) == {"total": 7}
 
 
 def test_the_dags_of_the_page_about_waiting_start_and_continue_when_there_is_something(

@@ -30,6 +30,11 @@ class Environment:
         with zipfile.ZipFile(library) as archive:
             archive.extractall(self._packages)
 
+    def install_with_needs(self, name: str) -> None:
+        """Add a distribution and what it stands on."""
+        for found in _needed(name, ()):
+            self.install(found)
+
     def install(self, name: str) -> None:
         """Add one distribution."""
         for top, source in _tops(name):
