@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from export_queue.core.arguments import required_text, whole_number
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import Reader, name_or, optional
+from export_queue.lineage import Lineage, LineageTask, queue_data
 from export_queue.links import QueuePageLink
 from export_queue.operators.stopping import StoppableTask
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from export_queue.core.segments import Candidates, CompactionReport
 
 
-class CompactTask(StoppableTask):
+class CompactTask(LineageTask, StoppableTask):
     """A task that merges small segments and settled rows of a queue, while others add, load and drain.
 
     It merges what nobody else holds, never waits, and gives way to drains. The next run merges units that it had to
@@ -79,4 +81,12 @@ class CompactTask(StoppableTask):
         for unit in report.units:
             self.log.info("%s", unit.line(dry_run=report.dry_run))
         self.log.info("%s", report.line())
-        return report.summary()
+        self.report = report.summary()
+        return self.report
+
+    def lineage(self) -> Lineage:
+        """From the queue to the queue."""
+        queue = queue_data(self.export_queue_conn_id, self.queue_id)
+        read, written = (self.report.get(name) for name in ("read", "written"))
+        outputs = [] if self.only_say else [replace(queue, rows=written)]
+        return Lineage(inputs=[replace(queue, rows=read)], outputs=outputs)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from export_queue.core.arguments import duration, given, mapping, names, required_text, seconds, text, whole_number
 from export_queue.core.errors import InvalidArgument
 from export_queue.hooks import ExportQueueHook
-from export_queue.hooks.rendered import Reader, RenderedTask, name_or, optional
+from export_queue.hooks.rendered import Reader, name_or, optional
+from export_queue.lineage import Lineage, LineageTask, queue_data
 from export_queue.links import QueuePageLink
 from export_queue.operators.terminal import terminal_errors_fail_at_once
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from export_queue.core.client import Store
 
 
-class ExportQueueConfigureOperator(RenderedTask):
+class ExportQueueConfigureOperator(LineageTask):
     """Create an export queue with its subscriptions, and the store if it does not exist. A repetition changes nothing.
 
     A queue with subscriptions gets those that it lacks, and their first load. If a queue or a table exists with other
@@ -112,6 +113,10 @@ class ExportQueueConfigureOperator(RenderedTask):
             self.read_arguments()
             tables = {name: _table_options(name, options) for name, options in (self.tables or {}).items()}
             return self._configure(tables)
+
+    def lineage(self) -> Lineage:
+        """The queue that is made."""
+        return Lineage(outputs=[queue_data(self.export_queue_conn_id, self.queue_id)])
 
     def _configure(self, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:

@@ -9,6 +9,7 @@ from export_queue.core.arguments import duration
 from export_queue.hooks import ExportQueueHook, environment
 from export_queue.hooks.rendered import SINK, Reader, name_or, optional
 from export_queue.hooks.sinks import resolve_sink
+from export_queue.lineage import LineageTask
 from export_queue.links import QueuePageLink
 from export_queue.operators.metering import tell_store
 from export_queue.operators.stopping import StoppableTask
@@ -25,7 +26,7 @@ _PAGE = 10_000
 _DAY = 24 * 3600
 
 
-class ExportQueueMaintainOperator(StoppableTask):
+class ExportQueueMaintainOperator(LineageTask, StoppableTask):
     """Delete data of a store that nobody can read any more, until nothing is left to delete.
 
     Drains do this by themselves, a bounded part each time. Use this operator for a store without drains, to do all of

@@ -15,6 +15,7 @@ from export_queue.core.errors import InvalidArgument
 from export_queue.core.references import import_object
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import Reader, name_or, optional
+from export_queue.lineage import LineageTask
 from export_queue.links import QueuePageLink
 from export_queue.operators.stopping import StoppableTask
 from export_queue.operators.terminal import terminal_errors_fail_at_once
@@ -29,7 +30,7 @@ _ROUND = 1000
 """Maximum number of observers that one round calls."""
 
 
-class ExportQueueObserveOperator(StoppableTask):
+class ExportQueueObserveOperator(LineageTask, StoppableTask):
     """Call observers for all notifications that are due, each in its own transaction, in the Airflow worker.
 
     Several such tasks share the work. If observers raise errors, the task calls the others and then fails; a retry, or

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from export_queue.core.drain import DriverState, SubmittedDrain
     from export_queue.core.observers import ColumnSighting, WaitingRows
     from export_queue.core.queue import Sighting
-    from export_queue.core.store import Reading, Snapshot, StoreSpec
+    from export_queue.core.store import Listener, Reading, Snapshot, StoreSpec
+
+_HINTED_SECONDS = 1.0
+"""Minimum time between two polls because of hints."""
+_LISTEN_AGAIN_SECONDS = 60.0
+_TAKE_SECONDS = 0.001
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +53,12 @@ class Question(Protocol):
         :raises ExportQueueError: the question cannot be answered.
         """
 
+    def hints(self, work: Reading) -> int | None:
+        """Return the number of the queue whose hints may change the answer; None if no hint does.
+
+        :raises ExportQueueError: there is no such queue.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class QueueQuestion:
@@ -65,6 +76,13 @@ class QueueQuestion:
         units = units_to_watch(work, queue, self.ranges)
         return look(work, queue, snapshot, units, since=self.since)
 
+    def hints(self, work: Reading) -> int:
+        """Hints of commits to the queue."""
+        from export_queue.core.queue import find_queue, find_reader
+
+        queue = find_reader(work, self.queue_id)
+        return queue.number if queue.parent is None else find_queue(work, queue.parent).number
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnQuestion:
@@ -80,6 +98,9 @@ class ColumnQuestion:
         from export_queue.core.observers import look
 
         return look(work, self.table, self.column, snapshot, limit=self.limit, since=self.since)
+
+    def hints(self, work: Reading) -> None:
+        """Writes to tables send none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +133,13 @@ class TokenQuestion:
             return Settled((self.token,), {"message": error.message, "hint": error.hint})
         return Settled((self.token,) if standing.is_exported else ())
 
+    def hints(self, work: Reading) -> int:
+        """Hints of acknowledgements."""
+        from export_queue.core.queue import find_reader
+        from export_queue.core.store import acknowledgements_of
+
+        return acknowledgements_of(find_reader(work, self.queue_id).number)
+
 
 @dataclass(frozen=True, slots=True)
 class DriverQuestion:
@@ -122,6 +150,9 @@ class DriverQuestion:
     def answer(self, work: Reading, snapshot: Snapshot) -> DriverSeen:
         """Look once."""
         return DriverSeen(*self.drain.observe(work))
+
+    def hints(self, work: Reading) -> None:
+        """Drivers send none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +177,7 @@ class _Ask:
     question: Question
     interval: float
     asked: float
-    """When the store was last polled for this trigger; a new trigger shares the last poll of the others."""
+    """When the store was last polled for this trigger; a new one shares the last poll, if its hints are listened for."""
     answer: asyncio.Future[Any]
 
 
@@ -154,7 +185,8 @@ class _Ask:
 class Poller:
     """Polls one store for all triggers of an event loop that watch it.
 
-    One thread uses the store, because its drivers block; so all triggers together need one connection. A store that
+    One thread uses the store, because its drivers block; so all triggers together need one connection. On PostgreSQL a
+    second one listens for hints of commits and acknowledgements, after which the store is polled at once. A store that
     does not answer is polled again at the next interval; the triggers wait and miss nothing.
 
     :param hook: the hook that describes the store.
@@ -170,6 +202,14 @@ class Poller:
     _store: Store | None = None
     _is_silent: bool = False
     """Whether the store did not answer the last poll."""
+    _listener: Listener | None = None
+    _heard: dict[tuple[type[Question], str], int] = field(default_factory=dict)
+    """The queues whose hints the listener gets, by what is asked of them."""
+    _listens_again_at: float = float("-inf")
+    """When to try again to listen, after it failed."""
+    _watched: int | None = None
+    """The listener's descriptor, while the event loop watches it."""
+    _is_hinted: bool = False
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "export-queue-poller"))
     _task: asyncio.Task[None] | None = None
@@ -187,7 +227,9 @@ class Poller:
         loop = asyncio.get_running_loop()
         if self._task is None:
             self._task = loop.create_task(self._work(), name="export-queue-poller")
-        ask = _Ask(question, interval, self._looked_at, loop.create_future())
+        is_new = (topic := _topic(question)) is not None and topic not in self._heard
+        asked = float("-inf") if is_new else self._looked_at
+        ask = _Ask(question, interval, asked, loop.create_future())
         self._asks.append(ask)
         self._asked.set()
         return await ask.answer
@@ -196,6 +238,7 @@ class Poller:
         """Stop polling, and close the store after the current poll."""
         if self._task is not None:
             self._task.cancel()
+        self._await_hints(False)
         self._thread.submit(self._close)
         self._thread.shutdown(wait=False)
 
@@ -213,17 +256,23 @@ class Poller:
         loop = asyncio.get_running_loop()
         self._asked.clear()
         self._asks = [ask for ask in self._asks if not ask.answer.done()]  # answered, or their trigger has ended
+        hinted = [ask for ask in self._asks if self._is_hinted and _topic(ask.question) in self._heard]
         due = min((ask.asked + ask.interval for ask in self._asks), default=float("inf"))
+        if hinted:
+            due = min(due, self._looked_at + _HINTED_SECONDS)
         if due > loop.time():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), None if due == float("inf") else due - loop.time())
             return
         self._looked_at = loop.time()
         # A trigger past half of its interval is served too, so that all share one poll from then on.
-        ready = [ask for ask in self._asks if ask.asked + ask.interval / 2 <= self._looked_at]
+        ready = [ask for ask in self._asks if ask in hinted or ask.asked + ask.interval / 2 <= self._looked_at]
+        self._is_hinted = False
+        self._await_hints(False)
         try:
             questions = {ask.question for ask in ready}
             answers = await loop.run_in_executor(self._thread, self._answer, questions)
+            self._await_hints(True)
         except Exception as error:
             await self._meet(error, ready)
         else:
@@ -260,6 +309,7 @@ class Poller:
             self._store = open_store(self.described)
         store = self._store
         _ = store.identity
+        self._listen(store, questions)
         answers: dict[Question, Seen | Exception] = {}
         snapshot = take_snapshot(store.database)
         for question in questions:
@@ -272,10 +322,58 @@ class Poller:
                 answers[question] = error
         return answers
 
+    def _listen(self, store: Store, questions: Iterable[Question]) -> None:
+        """Take the hints that have come, and listen for those of new questions before they are answered."""
+        if self._listener is not None and not self._listener.wait(_TAKE_SECONDS):
+            self._listener = None
+        new: dict[tuple[type[Question], str], int] = {}
+        for question in questions:
+            if (topic := _topic(question)) is not None and topic not in self._heard:
+                with contextlib.suppress(ExportQueueError), store.database.read() as work:
+                    if (number := question.hints(work)) is not None:
+                        new[topic] = number
+        if not new and (self._listener is not None or not self._heard):
+            return
+        self._heard |= new
+        if self._looked_at < self._listens_again_at:
+            return
+        self._close_listener()
+        with contextlib.suppress(ExportQueueError):  # it polls
+            self._listener = store.database.hints.listen(store.id, *set(self._heard.values()))
+        if self._listener is None:
+            self._listens_again_at = self._looked_at + _LISTEN_AGAIN_SECONDS
+
+    def _await_hints(self, wanted: bool) -> None:
+        """Begin or cease to watch the descriptor of the listener. The thread uses the listener only in between."""
+        loop = asyncio.get_running_loop()
+        if self._watched is not None:
+            loop.remove_reader(self._watched)
+            self._watched = None
+        if wanted and self._listener is not None:
+            self._watched = self._listener.fileno()
+            loop.add_reader(self._watched, self._take_hint)
+
+    def _take_hint(self) -> None:
+        self._await_hints(False)
+        self._is_hinted = True
+        self._asked.set()
+
+    def _close_listener(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+
     def _close(self) -> None:
+        self._close_listener()
         store, self._store = self._store, None
         if store is not None:
             store.close()
+
+
+def _topic(question: Question) -> tuple[type[Question], str] | None:
+    """Return what decides whose hints a question waits for."""
+    queue_id = getattr(question, "queue_id", None)
+    return None if queue_id is None else (type(question), queue_id)
 
 
 def _settle(ask: _Ask, answer: Seen | Exception) -> None:

@@ -179,8 +179,8 @@ class HintTraffic:
             server.limit(raw, _ANSWER_SECONDS)
             return wake_ups.send_hints(raw, channels)
 
-    def listen(self, store_id: str, queue: int) -> Listener | None:
-        """Start to listen for hints of a queue, on a new connection; None if none can come."""
+    def listen(self, store_id: str, *queues: int) -> Listener | None:
+        """Start to listen for hints of queues, on a new connection; None if none can come."""
         wake_ups = self._wake_ups
         if wake_ups is None:
             return None
@@ -189,7 +189,7 @@ class HintTraffic:
             raw = pooled.driver_connection
             pooled.detach()
             with self._pool.translator:
-                return wake_ups.listen(raw, [Channel.of(store_id, number) for number in (queue, ALL_QUEUES)])
+                return wake_ups.listen(raw, [Channel.of(store_id, number) for number in (*queues, ALL_QUEUES)])
         except BaseException:
             pooled.close()
             raise

@@ -448,10 +448,13 @@ class LockSteps(Protocol):
 
 
 class Listener(Protocol):
-    """Waits for the hints of one queue, and shows those who commit that somebody does."""
+    """Waits for the hints of queues, and shows those who commit that somebody does."""
 
     def wait(self, seconds: float) -> bool:
         """Wait until a hint comes or the time is over; False if none can come, since the connection has ended."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when a hint comes or the connection ends."""
 
     def close(self) -> None:
         """Stop waiting."""

@@ -12,15 +12,20 @@ import pytest
 from airflow.sdk import DAG, Asset
 from airflow.sdk.lineage import HookLineageCollector, HookLineageReader
 
-from export_queue import Put, Store, drain, queue_asset
+from export_queue import Put, Store, drain, operators, queue_asset
 from export_queue.hooks import sink_hook
 from export_queue.lineage import LineageTask, file_data, query_data, queue_data
 from export_queue.operators import (
+    ExportQueueCompactOperator,
+    ExportQueueConfigureOperator,
     ExportQueueDrainOperator,
+    ExportQueueMaintainOperator,
     ExportQueueMirrorOperator,
+    ExportQueueObserveOperator,
     ExportQueueRebuildOperator,
     ExportQueueReplayOperator,
     ExportQueueRetryDeadLettersOperator,
+    ExportQueueSparkCompactOperator,
     ExportQueueSparkDrainOperator,
     ExportQueueSparkLoadOperator,
     ExportQueueVerifyOperator,
@@ -199,6 +204,34 @@ def test_replays_and_retries_write_to_the_queue() -> None:
     assert (names(found.inputs), names(found.outputs), found.outputs[0].rows) == ([QUEUE], [QUEUE], 3)
     assert lineage(ExportQueueReplayOperator, all_keys=True, source="module:name").inputs == []
     assert lineage(ExportQueueRetryDeadLettersOperator, {"requeued": 7, "left": 0}).outputs[0].rows == 7
+
+
+def test_every_operator_reports_what_it_moves(airflow_store: Store) -> None:
+    for name in operators.__all__:
+        made = getattr(operators, name)
+        assert {"start", "complete", "failure"} <= {
+            one.removeprefix("get_openlineage_facets_on_") for one in dir(made)
+        }, name
+    found = lineage(ExportQueueConfigureOperator)
+    assert (found.inputs, names(found.outputs)) == ((), [QUEUE])
+    for operator in (ExportQueueCompactOperator, ExportQueueSparkCompactOperator):
+        found = lineage(operator, {"read": 7, "written": 4})
+        assert (names(found.inputs), names(found.outputs)) == ([QUEUE], [QUEUE])
+        assert (found.inputs[0].rows, found.outputs[0].rows) == (7, 4)
+        assert lineage(operator, dry_run=True).outputs == []
+    airflow_store.run(lambda tx: tx.queue("orders").add("anna", {}))
+    task = ExportQueueCompactOperator(task_id="it", queue_id="orders")
+    assert (
+        task.execute({"ti": SimpleNamespace(dag_id="d", run_id="r", task_id="it", map_index=-1)})["read"]
+        == task.lineage().inputs[0].rows
+        == 0
+    )
+    for made in (
+        ExportQueueMaintainOperator(task_id="it", outlets=[Asset("file:///a")]),
+        ExportQueueObserveOperator(task_id="it", register="a:b", outlets=[Asset("file:///a")]),
+    ):
+        (output,) = made.get_openlineage_facets_on_start().outputs
+        assert (output.namespace, output.name) == ("file", "/a")
 
 
 def test_a_switch_writes_to_the_new_target_and_other_steps_move_nothing(airflow_store: Store, copies: Any) -> None:

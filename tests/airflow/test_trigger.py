@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +17,21 @@ from airflow.sdk import Asset, AssetWatcher
 from tests.support.servers import PostgresServer
 from tests.support.triggers import Looks, Watch, pollers, run, store_held
 
-from export_queue import HasSubscriptions, InvalidArgument, MemorySink, Store, UnknownQueue, drain, polling, triggers
+from export_queue import (
+    HasSubscriptions,
+    InvalidArgument,
+    MemorySink,
+    Store,
+    StoreUnavailable,
+    UnknownQueue,
+    drain,
+    polling,
+    triggers,
+)
 from export_queue.core.queue import Sighting
+from export_queue.core.store.hints import HintTraffic
 from export_queue.polling import QueueQuestion, polled_store
-from export_queue.triggers import ExportQueueTrigger
+from export_queue.triggers import ExportQueueDrainedTrigger, ExportQueueTrigger
 
 
 def add(store: Any, *customers: str) -> None:
@@ -330,6 +341,79 @@ def test_a_hundred_sensors_take_one_look_an_interval_and_two_connections(postgre
         for one in watched:
             await one.stop()
         assert pollers() == []
+
+    run(watch())
+
+
+@pytest.fixture
+def pg_store(postgres_url: str, connect: Callable[..., None]) -> Iterator[Store]:
+    connect("export_queue_default", conn_type="export_queue", host=postgres_url)
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.configure_queue("orders")
+        store.configure_queue("airports", subscriptions=["search"])
+        yield store
+
+
+async def heard(watched: Watch, events: int = 1) -> None:
+    while len(watched.events) < events:
+        await asyncio.sleep(0.01)
+
+
+def test_a_commit_and_an_acknowledgement_wake_triggers_that_poll_seldom(pg_store: Store, looks: Looks) -> None:
+    async def watch() -> None:
+        orders = watch_orders(min_interval=0)
+        airports = Watch(ExportQueueTrigger(queue_id="airports/search", poll_interval=3600))
+        await looks.another()
+        with pg_store.transaction() as tx:
+            tx.queue("airports").add("OSL", {})
+        await heard(airports)
+        exported = Watch(ExportQueueDrainedTrigger(queue_id="airports/search", token=tx.token, poll_interval=3600))
+        await looks.another()
+        assert exported.events == []
+        await asyncio.to_thread(drain, pg_store, "airports/search", MemorySink())
+        await heard(exported)
+        for n in (1, 2):  # also after the listener has begun to listen to more
+            await asyncio.to_thread(add, pg_store, f"customer {n}")
+            await heard(orders, n)
+        for one in (orders, airports, exported):
+            await one.stop()
+
+    run(watch())
+    assert pollers() == []
+
+
+def test_hints_come_again_after_the_session_that_gets_them_was_ended(
+    pg_store: Store, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = """select pg_terminate_backend(pid) from pg_locks join pg_stat_activity using (pid)
+        where locktype = 'advisory' and query ilike '%advisory%' and datname = current_database()"""
+
+    async def watch() -> None:
+        watched = watch_orders(min_interval=0)
+        await looks.another()
+        with pg_store.database.engine.connect() as connection:
+            assert connection.execute(sa.text(ended)).all()
+        await looks.another()  # the end of the session wakes the poller, which listens once more
+        await asyncio.to_thread(add, pg_store, "anna")
+        await heard(watched)
+        await watched.stop()
+
+    run(watch())
+
+
+def test_without_hints_triggers_poll(pg_store: Store, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any) -> None:
+        raise StoreUnavailable("no more connections")
+
+    monkeypatch.setattr(HintTraffic, "listen", refused)
+
+    async def watch() -> None:
+        watched = watch_orders(poll_interval=0.02)
+        await looks.another()
+        await asyncio.to_thread(add, pg_store, "anna")
+        await heard(watched)
+        await watched.stop()
 
     run(watch())
 

@@ -40,6 +40,9 @@ class HintListener(Listener):
             return False
         return True
 
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
     def _has_hint(self) -> bool:
         found = False
         while self._raw.pgconn.notifies() is not None:
