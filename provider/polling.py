@@ -177,7 +177,7 @@ class _Ask:
     question: Question
     interval: float
     asked: float
-    """When the store was last polled for this trigger; a new one shares the last poll, if its hints are listened for."""
+    """When the store was last polled for this trigger; a new one shares the last poll if its hints come."""
     answer: asyncio.Future[Any]
 
 

@@ -112,8 +112,9 @@ class StoreTrigger(BaseEventTrigger):
 
     No commit is missed. A commit after the last event, even between the end of older work and the next poll, causes
     another event, at the earliest ``min_interval`` after the last one. All triggers of a triggerer for one store share
-    its polls and connections. On PostgreSQL a commit wakes them between two polls. A store that does not answer is polled again until it does. The trigger of a deferred
-    task polls first after ten seconds, and ends with its first event.
+    its polls and connections. On PostgreSQL a commit wakes them between two polls. A store that does not answer is
+    polled again until it does. The trigger of a deferred task polls first after ten seconds, and ends with its first
+    event.
 
     :param poll_interval: seconds between two polls.
     :param min_interval: minimum number of seconds between two events while work is pending; by default

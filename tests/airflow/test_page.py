@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from httpx import Response
 
-from export_queue import DeadLetterFilter, MemorySink, Store, drain, verify
+from export_queue import DeadLetterFilter, MemorySink, SinkSpec, Store, drain, verify
 from export_queue.core.store import schema
 from export_queue.get_provider_info import get_provider_info
 from export_queue.plugin import PREFIX, ExportQueuePlugin, Page
@@ -400,6 +400,20 @@ def test_comparisons_with_the_sink_are_shown(op: TestClient, airflow_store: Stor
     assert shown.index("1 differences") < shown.index("extra:") < shown.index("equal")
 
 
+def test_a_rebuild_is_shown_until_it_is_finished(op: TestClient, airflow_store: Store, tmp_path: Path) -> None:
+    sink = SinkSpec("sql", {"url": f"sqlite:///{tmp_path / 'copies.db'}"}, name="copies")
+    airflow_store.configure_queue("products", state=True, subscriptions=["search"])
+    airflow_store.run(lambda tx: tx.queue("products").add("7", {"name": "pear"}))
+    drain(airflow_store, "products/search", sink)
+    airflow_store.rebuilds.start("products/search", sink, pointer="now", new_options={"table": "$collection-2"})
+    shown = r"Rebuild products/search → products/search-2 : \w+ since \S+ \S+ UTC, started by \S+"
+    assert re.search(shown, plain(op.get("/").text))
+    for reader in ("products/search", "products/search-2"):
+        assert re.search(shown, plain(op.get(READER, params={"reader": reader}).text))
+    airflow_store.rebuilds.cancel("products/search")
+    assert "Rebuild" not in op.get("/").text
+
+
 def plain(page: str) -> str:
     """A page without its markup."""
     return " ".join(re.sub(r"<[^>]*>", " ", page).split())
@@ -700,28 +714,23 @@ def fill(store: Store, rows: int) -> None:
             work.connection.connection.driver_connection.execute(statement)
 
 
-def test_pages_cost_the_same_however_many_entries_and_letters_there_are(
-    op: TestClient, airflow_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def dearer_with_more(op: TestClient, store: Store, sizes: tuple[int, int]) -> dict[str, list[int]]:
+    """Return the pages that cost more if there are more entries and letters, with their steps in the database."""
     import sqlalchemy as sa
-
-    from export_queue.page import app, figures
 
     steps = [0]
 
     def count(driver: Any, _: Any) -> None:
         driver.set_progress_handler(lambda: steps.__setitem__(0, steps[0] + 1), 10)
 
-    for module, name in ((figures, "COUNTED"), (figures, "SEARCHED"), (app, "MOST_CHANGED")):
-        monkeypatch.setattr(module, name, 200)
     paths = [path for method, path, _ in requests(f"seq={FIRST_SEQ + 1}&key_hex={b'00000001'.hex()}")]
     paths = [path for path in paths if "/confirm" in path or not path.endswith(("/retry", "/drop"))]
     paths += [f"{LETTERS}?reader=orders&error_class=TypeError", f"{LETTERS}?reader=orders&key=00000007"]
     costs: dict[str, list[int]] = {path: [] for path in paths}
     sa.event.listen(sa.Engine, "connect", count)
     try:
-        for rows in (1000, 20_000):
-            fill(airflow_store, rows)
+        for rows in sizes:
+            fill(store, rows)
             for path in paths:
                 steps[0] = 0
                 assert op.get(path).status_code == 200, path
@@ -730,4 +739,24 @@ def test_pages_cost_the_same_however_many_entries_and_letters_there_are(
         sa.event.remove(sa.Engine, "connect", count)
     assert min(before for path, (before, _) in costs.items() if not path.endswith((".css", ".svg"))) > 0
     print(costs)
-    assert {path: cost for path, cost in costs.items() if cost[1] > cost[0] + 5} == {}
+    return {path: cost for path, cost in costs.items() if cost[1] > cost[0] + 5}
+
+
+def test_pages_cost_the_same_however_many_entries_and_letters_there_are(
+    op: TestClient, airflow_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from export_queue.page import app, figures
+
+    for module, name in ((figures, "COUNTED"), (figures, "SEARCHED"), (app, "MOST_CHANGED")):
+        monkeypatch.setattr(module, name, 200)
+    assert dearer_with_more(op, airflow_store, (1000, 20_000)) == {}
+
+
+@pytest.mark.full("a million letters; the test before has fewer, and lower limits")
+def test_a_million_letters_in_ten_thousand_units_cost_what_few_do(op: TestClient, connect: Any, tmp_path: Path) -> None:
+    connect(CONNECTION, conn_type="export_queue", host=f"sqlite:///{tmp_path / 'large.db'}")
+    with Store.open(f"sqlite:///{tmp_path / 'large.db'}") as store:
+        store.create()
+        store.configure_queue("orders", buckets=10_000, buckets_per_range=1)
+        assert len(store.queue("orders").units()) == 10_000
+        assert dearer_with_more(op, store, (20_000, 1_000_000)) == {}

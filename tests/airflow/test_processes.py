@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 import subprocess
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +222,10 @@ def test_a_task_has_links_and_tells_its_lineage(airflow: AirflowProcesses, site:
         "Dead letters": f"{page}/letters?reader=told",
         "Export Queue page": f"{page}/reader?reader=told",
     }
+    for link in (*links.values(), "/export-queue/"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{airflow.url}{link}", timeout=ANSWER_SECONDS)
+        assert refused.value.code == 401
     with urllib.request.urlopen(f"{airflow.url}/auth/token", timeout=ANSWER_SECONDS) as answer:
         token = json.load(answer)["access_token"]
     for link in links.values():
@@ -378,6 +383,9 @@ def test_the_other_examples_run_on_spark(airflow: AirflowProcesses, site: Site, 
     for dag_id, run in runs.items():
         assert set(airflow.wait_for(dag_id, run).values()) == {"success"}, dag_id
     assert airflow.result("mirror_a_dataframe", runs["mirror_a_dataframe"], "verify")["differences"] == 0
+    instances = airflow.ask(f"/dags/mapped_drain/dagRuns/{runs['mapped_drain']}/taskInstances")["task_instances"]
+    labels = {one["rendered_map_index"] for one in instances if one["task_id"] == "drain"}
+    assert all(label.startswith("ranges [[") for label in labels), labels
     reports = site.database("reports")
     assert reports.execute("SELECT count(*) FROM live_totals_live").fetchone() == (50,)
     reports.execute("DELETE FROM live_totals WHERE id = 'customer-7'")  # somebody's mistake
