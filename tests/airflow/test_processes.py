@@ -13,7 +13,6 @@ import shutil
 import sqlite3
 import subprocess
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,10 +221,6 @@ def test_a_task_has_links_and_tells_its_lineage(airflow: AirflowProcesses, site:
         "Dead letters": f"{page}/letters?reader=told",
         "Export Queue page": f"{page}/reader?reader=told",
     }
-    for link in (*links.values(), "/export-queue/"):
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(f"{airflow.url}{link}", timeout=ANSWER_SECONDS)
-        assert refused.value.code == 401
     with urllib.request.urlopen(f"{airflow.url}/auth/token", timeout=ANSWER_SECONDS) as answer:
         token = json.load(answer)["access_token"]
     for link in links.values():
