@@ -58,20 +58,22 @@ def test_the_smallest_dag_of_the_readme_mirrors_a_query_and_proves_it(
     names: dict[str, Any] = {}
     exec(compile(blocks("python", README.read_text("utf-8"))[0], "README.md", "exec"), names)
     connect("warehouse_default", conn_type="sqlite", host=str(tmp_path / "warehouse.db"))
-    connect("elasticsearch_default", conn_type="sqlite", host=str(tmp_path / "copy.db"))  # a sink is found by its type
+    for name in ("elasticsearch", "redis"):  # a sink is found by its type
+        connect(f"{name}_default", conn_type="sqlite", host=str(tmp_path / f"{name}.db"))
     warehouse = sqlite3.connect(tmp_path / "warehouse.db", isolation_level=None)
     warehouse.execute("create table customers (id integer, name text, city text)")
     warehouse.executemany("insert into customers values (?, ?, 'Oslo')", enumerate("abcdefghij"))
-    first = run_dag(names["customers_to_search"]())
-    assert (first.state, first.result("mirror")["new"], first.result("verify")["differences"]) == ("success", 10, 0)
+    first = run_dag(names["customers_to_copies"]())
+    assert (first.state, first.result("mirror")["new"]) == ("success", 10)
+    assert [first.result(f"verify_{name}")["differences"] for name in ("search", "cache")] == [0, 0]
     warehouse.execute("delete from customers where id = 3")
     warehouse.execute("update customers set city = 'Rome' where id = 4")
-    second = run_dag(names["customers_to_search"]())
+    second = run_dag(names["customers_to_copies"]())
     told = second.result("mirror")
     assert (second.state, told["changed"], told["deleted"]) == ("success", 1, 1)
-    assert second.result("drain")["acknowledged"] == 2
+    assert [second.result(f"drain_{name}")["acknowledged"] for name in ("search", "cache")] == [2, 2]
     warehouse.execute("delete from customers")
-    refused = run_dag(names["customers_to_search"]())
+    refused = run_dag(names["customers_to_copies"]())
     assert isinstance(refused.errors["mirror"], MirrorRefused)
 
 

@@ -86,16 +86,21 @@ def test_the_package_of_the_journeys_is_the_wheels(wheel_environment: Environmen
 @pytest.mark.timeout(900)
 @ONE_SERVER
 def test_a_first_dag_is_verified_from_the_install_to_the_second_run(
-    shell: Shell, postgres_server: PostgresServer, postgres_url: str, search: ElasticsearchServer
+    shell: Shell,
+    postgres_server: PostgresServer,
+    postgres_url: str,
+    search: ElasticsearchServer,
+    redis_server: RedisServer,
+    redis_client: Any,
 ) -> None:
     install, connections, check, table, dag, run, first, change, again, second = blocks_of("first-dag.md")
-    assert re.fullmatch(rf"pip install '{PROJECT}\[airflow,postgres,elasticsearch\]'", install.text.splitlines()[0])
+    assert install.text.splitlines()[0] == "pip install '.[airflow,postgres,elasticsearch,redis]'"
     told = shell.run("\n".join(install.text.splitlines()[1:]))
     assert PROJECT in told
 
     database = postgres_url.rpartition("/")[2]
     shell.run("airflow db migrate >migrate.log")
-    warehouse, index, store = connections.text.splitlines()
+    warehouse, index, cache, store = connections.text.splitlines()
     shell.run(
         warehouse,
         instead={
@@ -107,18 +112,21 @@ def test_a_first_dag_is_verified_from_the_install_to_the_second_run(
     )
     _the_mistakes_end_in_one_line_that_says_what_to_do(shell, index, store, search)
     shell.run(index, instead=_search_fields(search))
+    there = f'"host": "{redis_server.host}", "port": {redis_server.port}, "password": "{redis_server.password}"'
+    shell.run(cache, instead={'"host": "cache.example", "port": 6379, "password": "…"': there})
     shell.run(store)
     told = shell.run(check.text)
     assert "Connection success!" in told
-    assert re.search(r"ok +sink elasticsearch_default", told)
-    assert " 0 errors" in told
+    for sink in ("elasticsearch_default", "redis_default"):
+        assert re.search(rf"ok +sink {sink}", told)
+    assert told.count(" 0 errors") == 2
 
     told = shell.run("export-queue drain customers --store export_queue_default --sink elasticsearch_default", status=1)
     _has_row("the task `set_up`", told)
 
     with psycopg.connect(postgres_url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as shop:
         shop.execute(table.text.encode())
-        (shell.folder / "airflow" / "dags" / "customers_to_search.py").write_text(dag.text)
+        (shell.folder / "airflow" / "dags" / "customers_to_copies.py").write_text(dag.text)
         errors, test = run.text.splitlines()
         assert "No data found" in shell.run(errors)
         assert_shown(first.text, shell.run(test))
@@ -126,10 +134,13 @@ def test_a_first_dag_is_verified_from_the_install_to_the_second_run(
         shop.execute(change.text.encode())
         told = shell.run(again.text)
         assert_shown(second.text, told)
-        assert "no differences" in told
+        assert told.count("no differences") == 2
     found = documents(search, "customers")
     assert sorted(found, key=int) == [str(n) for n in range(1, 11) if n != 3]
     assert found["7"]["city"] == "Bern"
+    cached = {key.decode(): json.loads(redis_client.get(key)) for key in redis_client.scan_iter("customers:*")}
+    assert {int(key.removeprefix("customers:")) for key in cached} == {n for n in range(1, 11) if n != 3}
+    assert cached["customers:7"]["city"] == "Bern"
 
 
 def _search_fields(search: ElasticsearchServer, *, port: int | None = None) -> dict[str, str]:
