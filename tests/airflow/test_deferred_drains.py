@@ -322,6 +322,24 @@ def test_a_retry_next_to_a_running_driver_ends_it_and_delivers_everything_once(
     assert len(airflow_store.reports()) == 1
 
 
+def test_a_retry_after_a_report_that_no_attempt_has_read_delivers_only_what_is_left(
+    airflow_store: Any, spark: FakeSpark
+) -> None:
+    """Airflow fails a task that resumes too early in its scheduler, where no code of the operator runs."""
+    add(airflow_store, "anna", "ben")
+    first = drain_of(deferred())
+    (spark.folder / "go").touch()
+    wait_until(lambda: bool(airflow_store.reports(drain_id=first.drain_id)), "no report")
+    assert operator().execute(context())["read"] == 0
+    assert len(spark.calls()) == 1, "a retry that finds nothing submits nothing"
+
+    spark.mode("drain")
+    add(airflow_store, "carla")
+    assert operator().execute(context())["acknowledged"] == 1
+    assert sum(report["acknowledged"] for report in airflow_store.reports()) == 3
+    assert waiting(airflow_store) == 0
+
+
 @pytest.mark.parametrize(
     ("report", "error", "is_terminal"),
     [("dead letters", DeadLettersLeft, True), ("lost lease", LeaseLost, False), ("interrupted", Exception, False)],

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
+from tests.support.task_timeouts import end_the_time_of_airflow
 from tests.support.waiting import wait_until
 
 from export_queue import TransactionTimeout
@@ -322,6 +323,29 @@ def test_a_function_that_takes_longer_than_its_time_out_fails_the_task_at_once(
     assert "s from its first read, and may take 0.2 s (its time-out)" in str(run.errors["totals"])
     assert "transaction_timeout= of @task.export_transaction" in str(run.errors["totals"].hint)
     assert entries(airflow_store) == 0
+
+
+def test_a_task_that_exceeds_airflows_time_out_leaves_nothing_and_its_retry_runs_the_function(
+    airflow_store: Any, run_dag: Any
+) -> None:
+    runs = []
+    with DAG("transaction_timed_out", schedule=None) as dag:
+
+        @task.export_transaction(execution_timeout=timedelta(hours=1), retries=1, retry_delay=timedelta(0))
+        def totals(*, tx: Any) -> int:
+            runs.append(1)
+            total = add_one(tx)
+            if len(runs) == 1:
+                end_the_time_of_airflow()
+            return total
+
+        totals()
+
+    run = run_dag(dag)
+    assert run.state == "success"
+    assert (len(runs), run.result("totals")) == (2, 1)
+    assert total_of(airflow_store, "anna") == 1
+    assert entries(airflow_store) == 1
 
 
 def test_a_value_that_no_run_can_add_fails_the_task_at_once(airflow_store: Any, run_dag: Any) -> None:

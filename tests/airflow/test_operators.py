@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated
 from tests.support.command_line import run_cli
 from tests.support.servers import free_port
+from tests.support.task_timeouts import end_the_time_of_airflow
 
 from export_queue import (
     ConfigurationError,
@@ -48,6 +50,9 @@ from export_queue.operators import (
     ExportQueueReplayOperator,
     ExportQueueVerifyOperator,
 )
+
+NOON = {"logical_date": datetime(2026, 1, 1, 12, tzinfo=UTC), "run_after": datetime(2026, 1, 1, 12, tzinfo=UTC)}
+"""The same arguments name the same run: running it again is what clearing its tasks does."""
 
 
 @pytest.fixture
@@ -336,6 +341,83 @@ def test_a_killed_drain_stops_and_what_was_acknowledged_stays_removed(airflow_st
     left = sum(unit.entries for unit in airflow_store.backlog("orders"))
     assert left + len(copies()) == 20
     assert left > 0
+
+
+class Interrupted:
+    """In the place of ``check_killed``: the first chunk of the first attempt ends with an interruption."""
+
+    def __init__(self, interrupt: Callable[[], None]) -> None:
+        self.interrupt: Callable[[], None] | None = interrupt
+
+    def __call__(self, *_: Any) -> None:
+        interrupt, self.interrupt = self.interrupt, None
+        if interrupt is not None:
+            interrupt()
+
+
+def fail() -> None:
+    raise LockNotAvailable("somebody has it")
+
+
+@pytest.mark.parametrize("interrupt", [fail, end_the_time_of_airflow])
+def test_a_drain_that_fails_or_exceeds_airflows_time_out_is_continued_by_its_retry(
+    airflow_store: Any, run_task: Any, copies: Any, monkeypatch: Any, interrupt: Callable[[], None]
+) -> None:
+    add(airflow_store, 20)
+    monkeypatch.setattr(ExportQueueDrainOperator, "check_killed", Interrupted(interrupt))
+    report = run_task(
+        ExportQueueDrainOperator,
+        queue_id="orders",
+        sink_conn_id="copies",
+        execution_timeout=timedelta(hours=1),
+        retries=1,
+        retry_delay=timedelta(0),
+        if_locked="fail",
+    )
+    assert 0 < report["acknowledged"] < 20
+    assert sum(one["acknowledged"] for one in airflow_store.reports()) == 20
+    assert copies() == {f"customer {i}": {"total": i} for i in range(20)}
+    assert airflow_store.backlog("orders") == []
+
+
+@pytest.mark.parametrize("is_cleared", [False, True], ids=["retried", "cleared"])
+def test_a_drain_whose_success_is_lost_delivers_what_is_pending_when_it_runs_again(
+    airflow_store: Any, run_dag: Any, copies: Any, is_cleared: bool
+) -> None:
+    successes = iter([False])
+
+    def lose_success(context: Any, result: Any = None) -> None:
+        assert next(successes, True), "crashed after the last acknowledgement"
+
+    with DAG("drain_without_success", schedule=None) as dag:
+        ExportQueueDrainOperator(
+            task_id="it",
+            queue_id="orders",
+            sink_conn_id="copies",
+            post_execute=lose_success,
+            retries=0 if is_cleared else 1,
+            retry_delay=timedelta(0),
+        )
+    add(airflow_store, 3)
+    run = run_dag(dag, **NOON)
+    if is_cleared:
+        assert run.state == "failed"
+        add(airflow_store, 1, start=3)
+        run = run_dag(dag, **NOON)
+    assert run.state == "success"
+    assert run.result("it")["acknowledged"] == (1 if is_cleared else 0)
+    assert len(copies()) == (4 if is_cleared else 3)
+
+
+def test_a_drain_that_is_cleared_after_its_success_delivers_what_is_pending_then(
+    airflow_store: Any, run_dag: Any, copies: Any
+) -> None:
+    with DAG("drain_cleared", schedule=None) as dag:
+        ExportQueueDrainOperator(task_id="it", queue_id="orders", sink_conn_id="copies")
+    for count, start in ((3, 0), (2, 3), (0, 5)):
+        add(airflow_store, count, start=start)
+        assert run_dag(dag, **NOON).result("it")["acknowledged"] == count
+    assert len(copies()) == 5
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

@@ -126,6 +126,32 @@ def test_a_commit_between_a_drain_and_the_next_look_is_announced(airflow_store: 
     run(watch())
 
 
+def test_a_restarted_triggerer_starts_one_more_run_at_most_which_delivers_nothing_twice(
+    airflow_store: Any, looks: Looks
+) -> None:
+    sink = MemorySink()
+
+    async def watch() -> None:
+        add(airflow_store, "anna")
+        first = watch_orders(poll_interval=0.02, min_interval=0)
+        await looks.another(2)
+        await first.stop()
+        add(airflow_store, "ben")
+        second = watch_orders(poll_interval=0.02, min_interval=0)
+        await looks.another(3)
+        assert (len(first.events), len(second.events)) == (1, 1), "no commit is missed, and each is announced once more"
+        runs = [drain(airflow_store, "orders", sink) for _ in (*first.events, *second.events)]
+        assert [run.acknowledged for run in runs] == [2, 0]
+        await second.stop()
+        third = watch_orders(poll_interval=0.02, min_interval=0)
+        await looks.another(2)
+        assert third.events == []
+        await third.stop()
+
+    run(watch())
+    assert len(sink.records()) == 2
+
+
 def test_a_transaction_that_began_before_the_event_and_committed_later_is_announced(
     airflow_store: Any, looks: Looks
 ) -> None:
