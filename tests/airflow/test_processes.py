@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import threading
@@ -80,6 +81,54 @@ with DAG("counted", schedule=None):
 
     set_up >> count()
 """
+INTERFERED = """
+import os, time
+from datetime import timedelta
+from pathlib import Path
+from airflow.sdk import DAG, task
+
+folder = Path({folder!r})
+
+with DAG("interfered", schedule=None):
+    @task.export_transaction(retries=1, retry_delay=timedelta(0), transaction_timeout=600)
+    def work(*, tx, ti=None):
+        tx.queue("interfered").add(ti.run_id, ti.try_number)
+        begun = folder / f"{{ti.run_id}}.{{ti.try_number}}"
+        begun.with_suffix(".new").write_text(str(os.getpid()))
+        begun.with_suffix(".new").rename(begun)
+        end = time.monotonic() + 300
+        while not (folder / f"{{ti.run_id}}.go").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        return ti.try_number
+
+    work()
+"""
+SLOW_EXPORTER = """
+import os, time
+from pathlib import Path
+from export_queue import Put
+
+folder = Path({folder!r})
+
+def export(entry):
+    begun = folder / str(os.getpid())
+    if begun.exists():
+        end = time.monotonic() + 300
+        while not (folder / "go").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+    begun.touch()
+    return [Put("slow", entry.key, entry.value)]
+"""
+"""The first entry of each process passes, and the next one waits for the file ``go``."""
+SLOW = """
+from airflow.sdk import DAG
+from export_queue.operators import ExportQueueDrainOperator
+
+with DAG("slow", schedule=None):
+    ExportQueueDrainOperator(
+        task_id="drain", queue_id="slow", sink_conn_id="reports_default", exporter="slow_exporter:export"
+    )
+"""
 QUEUES_OF_THEIR_OWN = {
     "add_a_reader": ("products", "catalogue"),
     "business_tables": ("orders", "shop_orders"),
@@ -127,6 +176,11 @@ class Site:
         (dags / "mapped.py").write_text(MAPPED.format(home=str(self.spark.folder)))
         (dags / "counted.py").write_text(COUNTED.format(path=str(folder / "crashed")))
         (dags / "told.py").write_text(TOLD)
+        self.attempts = folder / "attempts"
+        self.attempts.mkdir()
+        (dags / "interfered.py").write_text(INTERFERED.format(folder=str(self.attempts)))
+        (dags / "slow.py").write_text(SLOW)
+        (dags / "slow_exporter.py").write_text(SLOW_EXPORTER.format(folder=str(self.attempts)))
         self.shell = Shell(environment, folder, {"EXPORT_QUEUE_STORE": self.store_url})
 
     def database(self, name: str) -> sqlite3.Connection:
@@ -436,6 +490,79 @@ def test_a_retried_task_takes_effect_once_and_a_cleared_one_again(airflow: Airfl
     assert sum(unit.entries for unit in store.backlog("counted")) == 2
 
 
+def test_a_task_that_is_killed_cleared_or_marked_while_it_runs_takes_effect_once_or_not_at_all(
+    airflow: AirflowProcesses, site: Site, store: Store
+) -> None:
+    """Three rows of docs/airflow-retries.md."""
+    store.configure_queue("interfered")
+
+    def process_of(run: str, attempt: int) -> int:
+        file = site.attempts / f"{run}.{attempt}"
+        wait_until(file.exists, f"attempt {attempt} has not begun", seconds=RUN_SECONDS, pause=0.1)
+        return int(file.read_text())
+
+    def mark(run: str, state: str) -> None:
+        path = f"/dags/interfered/dagRuns/{run}/taskInstances/work"
+        airflow.ask(path, method="PATCH", body={"new_state": state})
+
+    def wait_for_end(pid: int) -> None:
+        wait_until(lambda: not is_alive(pid), "the old attempt continues", pause=0.1)
+
+    def effects(run: str) -> list[int]:
+        return [int(entry.value) for entry in store.peek("interfered", key=run, values=True)]
+
+    killed, failed = (airflow.trigger("interfered") for _ in range(2))
+    pids = [process_of(run, 1) for run in (killed, failed)]
+    os.kill(pids[0], signal.SIGKILL)
+    mark(failed, "failed")
+    process_of(killed, 2)
+    (site.attempts / f"{killed}.go").touch()
+    airflow.wait_for("interfered", killed)
+    wait_for_end(pids[1])
+
+    cleared, succeeded = (airflow.trigger("interfered") for _ in range(2))
+    pids = [process_of(run, 1) for run in (cleared, succeeded)]
+    clear = {"dry_run": False, "dag_run_id": cleared, "task_ids": ["work"], "only_failed": False}
+    airflow.ask("/dags/interfered/clearTaskInstances", method="POST", body=clear)
+    mark(succeeded, "success")
+    wait_for_end(pids[0])
+    process_of(cleared, 2)
+    (site.attempts / f"{cleared}.go").touch()
+    airflow.wait_for("interfered", cleared)
+    wait_for_end(pids[1])
+
+    assert [effects(run) for run in (killed, cleared, failed, succeeded)] == [[2], [2], [], []]
+    assert airflow.result("interfered", cleared, "work") == 2
+    states = [airflow.states("interfered", run)["work"] for run in (killed, cleared, failed, succeeded)]
+    assert states == ["success", "success", "failed", "success"]
+    assert store.transactions_in_progress() == []
+
+
+def test_a_drain_that_is_cleared_while_it_runs_is_continued(
+    airflow: AirflowProcesses, site: Site, store: Store
+) -> None:
+    store.configure_queue("slow", buckets=20, buckets_per_range=1)
+    store.run(lambda tx: tx.queue("slow").add_many((f"key {n}", {"n": n}) for n in range(20)))
+
+    def processes() -> list[int]:
+        return [int(file.name) for file in site.attempts.iterdir() if file.name.isdigit()]
+
+    run = airflow.trigger("slow")
+    wait_until(processes, "the drain does not begin", seconds=RUN_SECONDS, pause=0.1)
+    (old,) = processes()
+    clear = {"dry_run": False, "dag_run_id": run, "task_ids": ["drain"], "only_failed": False}
+    airflow.ask("/dags/slow/clearTaskInstances", method="POST", body=clear)
+    wait_until(lambda: not is_alive(old), "the old attempt continues", pause=0.1)
+    assert sum(unit.entries for unit in store.backlog("slow")) > 0
+    (site.attempts / "go").touch()
+    assert airflow.wait_for("slow", run) == {"drain": "success"}
+    assert len(processes()) == 2
+    assert 0 < airflow.result("slow", run, "drain")["acknowledged"] <= 20
+    assert sum(report["acknowledged"] for report in store.reports(queue_id="slow")) == 20
+    assert site.database("reports").execute("SELECT count(*) FROM slow_live").fetchone() == (20,)
+    assert store.backlog("slow") == []
+
+
 def test_a_sensor_waits_on_the_triggerer_until_the_sink_has_the_change(airflow: AirflowProcesses, store: Store) -> None:
     copy = MemorySink()
     run = airflow.trigger("wait_for_export")
@@ -527,6 +654,43 @@ def test_a_deferred_drain_outlives_its_task_and_ends_with_the_act_of_a_person(
     assert airflow.wait_for("deferred_drain", run) == {"drain": "success"}
     assert airflow.result("deferred_drain", run, "drain")["acknowledged"] == 1
     wait_until(lambda: not is_alive(pid), "the driver has not ended", pause=0.1)
+
+
+def test_a_drain_that_is_marked_while_no_triggerer_runs_continues_to_its_end(
+    airflow: AirflowProcesses, site: Site, store: Store
+) -> None:
+    """A triggerer that starts later is not told of it."""
+    store.configure_queue("deferred")
+    (site.spark.folder / "go").unlink(missing_ok=True)
+    before = len(site.spark.calls())
+    with store.transaction() as tx:
+        tx.queue("deferred").add("marked", {})
+
+    def last_sign() -> Any:
+        return airflow.ask("/monitor/health")["triggerer"]["latest_triggerer_heartbeat"]
+
+    airflow.kill("triggerer")
+    try:
+        run = airflow.trigger("deferred_drain")
+        wait_until(
+            lambda: airflow.states("deferred_drain", run).get("drain") == "deferred",
+            "the drain is not deferred",
+            seconds=RUN_SECONDS,
+            pause=0.2,
+        )
+        path = f"/dags/deferred_drain/dagRuns/{run}/taskInstances/drain"
+        airflow.ask(path, method="PATCH", body={"new_state": "failed"})
+        sign = last_sign()
+    finally:
+        airflow.restart("triggerer")
+    wait_until(lambda: last_sign() != sign, "the triggerer does not start", seconds=RUN_SECONDS, pause=0.2)
+    (call,) = site.spark.calls()[before:]
+    assert is_alive(call["pid"])
+    reports = len(store.reports(queue_id="deferred"))
+    (site.spark.folder / "go").touch()
+    wait_until(lambda: len(store.reports(queue_id="deferred")) > reports, "the driver does not end", pause=0.1)
+    assert store.backlog("deferred") == []
+    assert airflow.states("deferred_drain", run) == {"drain": "failed"}
 
 
 def test_a_mapped_deferred_drain_ends_right_whichever_process_of_airflow_is_killed(
