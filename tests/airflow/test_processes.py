@@ -505,6 +505,10 @@ def test_a_task_that_is_killed_cleared_or_marked_while_it_runs_takes_effect_once
         path = f"/dags/interfered/dagRuns/{run}/taskInstances/work"
         airflow.ask(path, method="PATCH", body={"new_state": state})
 
+    def clear(run: str) -> None:
+        body = {"dry_run": False, "dag_run_id": run, "task_ids": ["work"], "only_failed": False}
+        airflow.ask("/dags/interfered/clearTaskInstances", method="POST", body=body)
+
     def wait_for_end(pid: int) -> None:
         wait_until(lambda: not is_alive(pid), "the old attempt continues", pause=0.1)
 
@@ -518,12 +522,19 @@ def test_a_task_that_is_killed_cleared_or_marked_while_it_runs_takes_effect_once
     process_of(killed, 2)
     (site.attempts / f"{killed}.go").touch()
     airflow.wait_for("interfered", killed)
+
+    overtaken = airflow.trigger("interfered")
+    process_of(overtaken, 1)
+    clear(overtaken)
+    (site.attempts / f"{overtaken}.go").touch()
+    airflow.wait_for("interfered", overtaken)
+    # the old attempt has some seconds: it commits, and the new one returns its result, or it is killed before
+    assert effects(overtaken) == [airflow.result("interfered", overtaken, "work")]
     wait_for_end(pids[1])
 
     cleared, succeeded = (airflow.trigger("interfered") for _ in range(2))
     pids = [process_of(run, 1) for run in (cleared, succeeded)]
-    clear = {"dry_run": False, "dag_run_id": cleared, "task_ids": ["work"], "only_failed": False}
-    airflow.ask("/dags/interfered/clearTaskInstances", method="POST", body=clear)
+    clear(cleared)
     mark(succeeded, "success")
     wait_for_end(pids[0])
     process_of(cleared, 2)
