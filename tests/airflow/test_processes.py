@@ -477,6 +477,41 @@ def test_the_dags_of_the_page_about_waiting_start_and_continue_when_there_is_som
         assert cache.get("clicks:home") == b'{"n":1}'
 
 
+def test_the_restart_of_a_triggerer_loses_no_entry_and_delivers_none_twice(
+    airflow: AirflowProcesses, site: Site, store: Store
+) -> None:
+    from redis import Redis
+
+    def acknowledged() -> int:
+        return sum(report["acknowledged"] for report in store.reports(queue_id="carts", limit=1000))
+
+    def publish(name: str) -> None:
+        store.run(lambda tx: tx.queue("carts").add(name, {"items": 1}))
+
+    def wait_for(name: str) -> None:
+        with Redis.from_url(site.cache.url()) as cache:
+            wait_until(lambda: cache.get(f"carts:{name}"), f"{name} is lost", seconds=RUN_SECONDS, pause=0.5)
+
+    airflow.unpause("publish_when_carts_wait")
+    for file in (site.folder / "dags").glob("waiting_*.py"):
+        file.touch()
+    before = acknowledged() + sum(unit.entries for unit in store.backlog("carts"))
+    publish("before")
+    wait_for("before")
+    airflow.kill("triggerer")
+    try:
+        publish("meanwhile")
+    finally:
+        airflow.restart("triggerer")
+    wait_for("meanwhile")
+    publish("afterwards")
+    wait_for("afterwards")
+    runs = airflow.ask("/dags/publish_when_carts_wait/dagRuns?order_by=id&limit=100")["dag_runs"]
+    for run in runs:
+        airflow.wait_for("publish_when_carts_wait", run["dag_run_id"])
+    assert acknowledged() == before + 3
+
+
 def test_a_retried_task_takes_effect_once_and_a_cleared_one_again(airflow: AirflowProcesses, store: Store) -> None:
     """Two rows of docs/airflow-retries.md."""
     run = airflow.trigger("counted")
