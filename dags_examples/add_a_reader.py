@@ -23,6 +23,7 @@ from export_queue.operators import ExportQueueConfigureOperator, ExportQueueDrai
     params={"first_load": "state"},
 )
 def add_a_reader():
+    # [START add_a_reader]
     add = ExportQueueConfigureOperator(
         task_id="add",
         queue_id="products",
@@ -33,6 +34,7 @@ def add_a_reader():
     drain = ExportQueueDrainOperator(task_id="drain", queue_id="products/reports", sink_conn_id="reports_default")
     verify = ExportQueueVerifyOperator(task_id="verify", queue_id="products/reports", sink_conn_id="reports_default")
     add >> drain >> verify
+    # [END add_a_reader]
 
 
 add_a_reader()

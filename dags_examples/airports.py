@@ -23,6 +23,7 @@ def current_airports():
 def airports():
     set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="airports", subscriptions=READERS, tables=TABLES)
 
+    # [START airports]
     @task.export_transaction
     def update(*, tx):
         table, queue = tx.table("airports"), tx.queue("airports")
@@ -36,6 +37,7 @@ def airports():
         return ExportQueueDrainOperator(task_id=name, queue_id=f"airports/{name}", sink_conn_id=f"{name}_default")
 
     set_up >> update() >> [drain(name) for name in READERS]
+    # [END airports]
 
 
 airports()

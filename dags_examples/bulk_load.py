@@ -21,6 +21,7 @@ FRAMES = Path(__file__).with_name("frames.py")
 
 @dag(schedule="@daily", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
 def bulk_load():
+    # [START bulk_load]
     set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="totals")
     load = ExportQueueSparkLoadOperator(  # takes effect once, even if it is retried
         task_id="load", queue_id="totals", frame=f"{FRAMES}:totals", frame_arguments={"customers": 50}
@@ -34,6 +35,7 @@ def bulk_load():
         retries=2,
     )
     set_up >> load >> drain
+    # [END bulk_load]
 
 
 bulk_load()

@@ -24,6 +24,7 @@ def new_orders() -> list[dict[str, object]]:
 def business_tables():
     set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="orders")
 
+    # [START business_tables]
     @task
     def take_orders() -> int:
         from sqlalchemy import text
@@ -44,6 +45,7 @@ def business_tables():
 
     drain = ExportQueueDrainOperator(task_id="drain", queue_id="orders", sink_conn_id="reports_default")
     set_up >> take_orders() >> drain
+    # [END business_tables]
 
 
 business_tables()

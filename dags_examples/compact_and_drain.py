@@ -40,9 +40,11 @@ def compact_and_drain():
                 with store.transaction(long=True) as tx:
                     tx.queue("readings").add_batch(pa.table({"key": keys, "value": values}))
 
+    # [START compact_and_drain]
     compact = ExportQueueCompactOperator(task_id="compact", queue_id="readings")
     drain = ExportQueueDrainOperator(task_id="drain", queue_id="readings", sink_conn_id="reports_default")
     set_up >> load() >> compact >> drain
+    # [END compact_and_drain]
 
 
 compact_and_drain()

@@ -16,11 +16,13 @@ from export_queue.operators import ExportQueueSparkCompactOperator
 
 @dag(schedule="0 3 * * *", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
 def compact_on_spark():
+    # [START compact_on_spark]
     foretell = ExportQueueSparkCompactOperator(task_id="foretell", queue_id="orders", dry_run=True)
     compact = ExportQueueSparkCompactOperator(
         task_id="compact", queue_id="orders", retries=2, retry_delay=timedelta(minutes=1)
     )
     foretell >> compact
+    # [END compact_on_spark]
 
 
 compact_on_spark()

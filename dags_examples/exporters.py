@@ -15,6 +15,7 @@ def as_row(entry: Entry) -> Iterator[Put | Delete]:
         yield Put("pages", entry.key, {"page": entry.key, "visits": entry.value["visits"]})
 
 
+# [START exporters]
 def by_city(entry: Entry) -> Iterator[Put | Delete]:
     """Turn the move of a customer into records of an index: ``Oslo/anna``."""
     former, city = entry.value["former"], entry.value["city"]
@@ -22,3 +23,6 @@ def by_city(entry: Entry) -> Iterator[Put | Delete]:
         yield Delete("by_city", f"{former}/{entry.key}")
     if city is not None:
         yield Put("by_city", f"{city}/{entry.key}", {"customer": entry.key})
+
+
+# [END exporters]

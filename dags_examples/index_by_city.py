@@ -25,6 +25,7 @@ def index_by_city():
         task_id="set_up", queue_id="moves", tables={"homes": {"row": "str", "value": "str"}}
     )
 
+    # [START index_by_city]
     @task.export_transaction
     def move(*, tx):
         table, queue = tx.table("homes"), tx.queue("moves")
@@ -44,6 +45,7 @@ def index_by_city():
         exporter="export_queue.dags_examples.exporters:by_city",
     )
     set_up >> move() >> drain
+    # [END index_by_city]
 
 
 index_by_city()

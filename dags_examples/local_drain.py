@@ -24,6 +24,7 @@ def local_drain():
         task_id="set_up", queue_id="visits", tables={"visits": {"row": "str", "value": "int"}}
     )
 
+    # [START local_drain]
     @task.export_transaction
     def count(*, tx):
         table, queue = tx.table("visits"), tx.queue("visits")
@@ -40,6 +41,7 @@ def local_drain():
         exporter="export_queue.dags_examples.exporters:as_row",
     )
     set_up >> count() >> drain
+    # [END local_drain]
 
 
 local_drain()

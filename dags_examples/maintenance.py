@@ -14,7 +14,9 @@ from export_queue.operators import ExportQueueMaintainOperator
 
 @dag(schedule="0 3 * * 0", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
 def maintenance():
+    # [START maintenance]
     ExportQueueMaintainOperator(task_id="clean_up", keep_idempotency_keys="90d", sink_conn_id="reports_default")
+    # [END maintenance]
 
 
 maintenance()

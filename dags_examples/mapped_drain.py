@@ -16,6 +16,7 @@ from export_queue.sensors import ExportQueueSensor
 
 @dag(schedule="@hourly", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
 def mapped_drain():
+    # [START mapped_drain]
     waiting = ExportQueueSensor(task_id="wait", queue_id="orders", groups=2, poke_interval=30, deferrable=True)
     ExportQueueSparkDrainOperator.partial(
         task_id="drain",
@@ -25,6 +26,7 @@ def mapped_drain():
         map_index_template="ranges {{ task.ranges }}",
         max_active_tis_per_dagrun=1,
     ).expand(ranges=waiting.output)
+    # [END mapped_drain]
 
 
 mapped_drain()

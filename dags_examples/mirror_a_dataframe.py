@@ -28,6 +28,7 @@ FRAMES = Path(__file__).with_name("frames.py")
     params={"customers": 50},
 )
 def mirror_a_dataframe():
+    # [START mirror_a_dataframe]
     set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="live_totals", state=True)
     mirror = ExportQueueSparkLoadOperator(  # retry or clear it whenever you like
         task_id="mirror",
@@ -39,6 +40,7 @@ def mirror_a_dataframe():
     drain = ExportQueueDrainOperator(task_id="drain", queue_id="live_totals", sink_conn_id="reports_default", retries=2)
     verify = ExportQueueVerifyOperator(task_id="verify", queue_id="live_totals", sink_conn_id="reports_default")
     set_up >> mirror >> drain >> verify
+    # [END mirror_a_dataframe]
 
 
 mirror_a_dataframe()

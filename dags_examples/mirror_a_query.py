@@ -21,6 +21,7 @@ from export_queue.operators import (
 
 @dag(schedule="@hourly", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
 def mirror_a_query():
+    # [START mirror_a_query]
     set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="products", state=True, history="7d")
     mirror = ExportQueueMirrorOperator(
         task_id="mirror",
@@ -34,6 +35,7 @@ def mirror_a_query():
     drain = ExportQueueDrainOperator(task_id="drain", queue_id="products", sink_conn_id="reports_default")
     verify = ExportQueueVerifyOperator(task_id="verify", queue_id="products", sink_conn_id="reports_default")
     set_up >> mirror >> drain >> verify
+    # [END mirror_a_query]
 
 
 mirror_a_query()

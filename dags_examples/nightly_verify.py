@@ -35,6 +35,7 @@ def nightly_verify():
             tx.queue("prices").add(key, value)
 
     drain = ExportQueueDrainOperator(task_id="drain", queue_id="prices", sink_conn_id="reports_default")
+    # [START nightly_verify]
     verify = ExportQueueVerifyOperator(
         task_id="verify",
         queue_id="prices",
@@ -42,6 +43,7 @@ def nightly_verify():
         source="export_queue.dags_examples.nightly_verify:prices",
     )
     set_up >> publish() >> drain >> verify
+    # [END nightly_verify]
 
 
 nightly_verify()

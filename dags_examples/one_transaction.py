@@ -19,6 +19,7 @@ def one_transaction():
         task_id="set_up", queue_id="sales", tables={"sales": {"row": "str", "value": "int"}}
     )
 
+    # [START one_transaction]
     with export_transaction("nightly", queues=["sales"]) as tx:  # only mirrors of this queue wait for its end
 
         @task.export_transaction(transaction=tx.handle)
@@ -36,6 +37,7 @@ def one_transaction():
         load.expand(region=["north", "south", "west"]) >> sum_up()
 
     set_up >> tx
+    # [END one_transaction]
 
 
 one_transaction()

@@ -40,12 +40,14 @@ def react_to_changes():
                 store.configure_table(table, row="str", value="int")
             store.watch("goods", "stock")  # from now on, each write to the column creates a notification
 
+    # [START react_to_changes]
     changed = ExportQueueNotificationSensor(
         task_id="wait", table="goods", column="stock", poke_interval=10, timeout=7 * 24 * 3600, deferrable=True
     )
 
     work_off = ExportQueueObserveOperator(task_id="work_off", register=observers)
     declare() >> changed >> work_off
+    # [END react_to_changes]
 
 
 react_to_changes()

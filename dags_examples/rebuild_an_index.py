@@ -28,6 +28,7 @@ REBUILD: dict[str, Any] = {"queue_id": "products/search", "sink_conn_id": SINK}
     params={"new_options": {"index": "$collection-2"}},
 )
 def rebuild_an_index():
+    # [START rebuild_an_index]
     start = ExportQueueRebuildOperator(
         task_id="start",
         step="start",
@@ -45,6 +46,7 @@ def rebuild_an_index():
     back = ExportQueueRebuildOperator(task_id="back", step="back", trigger_rule="one_failed", **REBUILD)
     finish = ExportQueueRebuildOperator(task_id="finish", step="finish", **REBUILD)
     start >> fill >> switch >> try_searches() >> [back, finish]
+    # [END rebuild_an_index]
 
 
 rebuild_an_index()

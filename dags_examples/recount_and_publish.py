@@ -24,6 +24,7 @@ def recount():
         task_id="set_up", queue_id="orders", tables={"totals": {"row": "str", "value": "int"}}
     )
 
+    # [START recount_and_publish]
     @task.export_transaction(outlets=[queue_asset("orders")])  # takes effect once, even if it is retried
     def totals(*, tx):
         table, queue = tx.table("totals"), tx.queue("orders")
@@ -33,13 +34,16 @@ def recount():
             queue.add(customer, {"total": total})
 
     set_up >> totals()
+    # [END recount_and_publish]
 
 
 @dag(schedule=queue_asset("orders"), start_date=START, max_active_runs=1)
 def publish():
+    # [START recount_and_publish_drain]
     ExportQueueSparkDrainOperator(
         task_id="drain", queue_id="orders", sink_conn_id="redis_default", sink_options={"key": "customer:$id"}
     )
+    # [END recount_and_publish_drain]
 
 
 recount()

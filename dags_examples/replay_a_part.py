@@ -19,10 +19,12 @@ INTO_THE_SINK: dict[str, Any] = {"queue_id": "products", "sink_conn_id": "report
 
 @dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), max_active_runs=1, params={"prefix": "1"})
 def replay_a_part():
+    # [START replay_a_part]
     replay = ExportQueueReplayOperator(task_id="replay", queue_id="products", prefix="{{ params.prefix }}")
     drain = ExportQueueDrainOperator(task_id="drain", **INTO_THE_SINK)
     verify = ExportQueueVerifyOperator(task_id="verify", repair=True, **INTO_THE_SINK)
     replay >> drain >> verify
+    # [END replay_a_part]
 
 
 replay_a_part()

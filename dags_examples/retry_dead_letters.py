@@ -14,6 +14,7 @@ from export_queue.operators import ExportQueueDrainOperator, ExportQueueRetryDea
 
 @dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), params={"error": None})
 def retry_dead_letters():
+    # [START retry_dead_letters]
     retry = ExportQueueRetryDeadLettersOperator(
         task_id="retry", queue_id="visits", error_class="{{ params.error or '' }}"
     )
@@ -25,6 +26,7 @@ def retry_dead_letters():
         exporter="export_queue.dags_examples.exporters:as_row",
     )
     retry >> drain
+    # [END retry_dead_letters]
 
 
 retry_dead_letters()

@@ -34,6 +34,7 @@ def sales_of(day: str) -> dict[str, int]:
 def count_sales():
     set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="sales_by_day")
 
+    # [START sales_by_day_count]
     @task.export_transaction(outlets=[queue_asset("sales_by_day")])
     def count(*, tx, dag_run=None):
         day = dag_run.partition_key
@@ -43,8 +44,10 @@ def count_sales():
             tx.queue("sales_by_day").add(f"{day} {article}", {"day": day, "article": article, "sold": sold})
 
     set_up >> count()
+    # [END sales_by_day_count]
 
 
+# [START sales_by_day_publish]
 @dag(
     schedule=PartitionedAssetTimetable(assets=queue_asset("sales_by_day")),
     start_date=START,
@@ -52,6 +55,9 @@ def count_sales():
 )
 def publish_sales():
     ExportQueueDrainOperator(task_id="drain", queue_id="sales_by_day", sink_conn_id="reports_default", outlets=[REPORT])
+
+
+# [END sales_by_day_publish]
 
 
 count_sales()

@@ -14,7 +14,9 @@ from export_queue.operators import ExportQueueConfigureOperator
 
 @dag(schedule="@once", start_date=datetime(2026, 1, 1, tzinfo=UTC))
 def set_up_orders():
+    # [START set_up_orders]
     ExportQueueConfigureOperator(task_id="orders", queue_id="orders", buckets=1009, buckets_per_range=101)
+    # [END set_up_orders]
 
 
 set_up_orders()

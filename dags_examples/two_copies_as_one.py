@@ -30,6 +30,7 @@ def two_copies_as_one():
         for article, cents in new_prices().items():
             tx.queue("prices").add(article, None if cents is None else {"cents": cents})
 
+    # [START two_copies_as_one]
     drain = ExportQueueDrainOperator(
         task_id="drain",
         queue_id="prices",
@@ -43,6 +44,7 @@ def two_copies_as_one():
             },
         },
     )
+    # [END two_copies_as_one]
     set_up >> publish() >> drain
 
 

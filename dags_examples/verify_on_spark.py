@@ -16,6 +16,7 @@ from export_queue.operators import ExportQueueSparkVerifyOperator
 
 @dag(schedule="0 4 * * *", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
 def verify_on_spark():
+    # [START verify_on_spark]
     ExportQueueSparkVerifyOperator(
         task_id="verify",
         queue_id="products",
@@ -24,6 +25,7 @@ def verify_on_spark():
         retries=2,
         retry_delay=timedelta(minutes=1),
     )
+    # [END verify_on_spark]
 
 
 verify_on_spark()

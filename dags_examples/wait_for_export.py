@@ -19,6 +19,7 @@ from export_queue.sensors import ExportQueueDrainedSensor
 def wait_for_export():
     set_up = ExportQueueConfigureOperator(task_id="set_up", queue_id="prices")
 
+    # [START wait_for_export]
     @task
     def change():
         with ExportQueueHook().get_store() as store, store.transaction() as tx:
@@ -35,6 +36,7 @@ def wait_for_export():
         """Read the copy here: it has the change, or a newer one."""
 
     set_up >> changed >> wait >> report()
+    # [END wait_for_export]
 
 
 wait_for_export()

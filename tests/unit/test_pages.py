@@ -4,7 +4,8 @@ Blocks that need Airflow are run by ``tests/airflow/test_docs.py``, the web serv
 ``tests/integration/test_read_your_writes.py``, the tutorial, which needs servers, by
 ``tests/integration/test_tutorial.py``, those about DataFrames by ``tests/spark/test_page.py``, those about streams by
 ``tests/spark/test_streams.py``, those about clusters by ``tests/spark/test_clusters.py`` and
-``tests/spark/test_cluster_submissions.py``.
+``tests/spark/test_cluster_submissions.py``. Those of the page of examples are parts of files which
+``tests/airflow/test_examples.py`` runs; ``test_quoted_examples.py`` compares them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from export_queue.testing import assert_converges
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-ELSEWHERE = {"clusters", "clusters-kubernetes", "clusters-yarn", "mirror-a-dataframe", "spark", "streaming", "tutorial"}
+ELSEWHERE = {
+    "clusters",
+    "clusters-kubernetes",
+    "clusters-yarn",
+    "examples",
+    "mirror-a-dataframe",
+    "spark",
+    "streaming",
+    "tutorial",
+}
 CLOSED_AT_THE_END = {"store": "close", "engine": "dispose"}
 
 
