@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -251,6 +252,28 @@ def test_a_text_that_looks_like_a_number_stays_text(kind: type[Any], native: boo
         if isinstance(value, str):
             for text in ("2024", "1_000", "1.10", "007", "True", "0x10"):
                 assert read(kind, name, text, native=native) == text, name
+
+
+def attributes(task: Any) -> dict[str, Any]:
+    """Return the arguments that templates set, and all other attributes that are plain values."""
+    plain = {name for name, value in vars(task).items() if value is None or isinstance(value, str | int | float)}
+    return {name: getattr(task, name) for name in plain | set(task.template_fields)}
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_a_pickled_task_has_the_same_arguments(kind: type[Any]) -> None:
+    for name, (value, _) in EXPECTED[kind].items():
+        with DAG("d", schedule=None) as dag:
+            task = make(kind, name, value, retries=2, retry_delay=timedelta(seconds=7))
+        (again,) = pickle.loads(pickle.dumps(dag)).tasks
+        alone = pickle.loads(pickle.dumps(task))
+        for found in (again, alone):
+            assert type(found) is kind
+            assert (found.task_id, found.retries, found.retry_delay) == ("it", 2, timedelta(seconds=7))
+            assert attributes(found) == attributes(task)
+            found.read_arguments()
+        task.read_arguments()
+        assert getattr(alone, name) == getattr(again, name) == getattr(task, name), name
 
 
 @pytest.mark.parametrize("native", [False, True])
