@@ -17,6 +17,20 @@ from export_queue.get_provider_info import get_provider_info
 
 ROOT = Path(__file__).parents[2]
 INFO = get_provider_info()
+LISTS = (
+    "asset-uris",
+    "cli",
+    "config",
+    "extra-links",
+    "hooks",
+    "integrations",
+    "notifications",
+    "operators",
+    "queues",
+    "sensors",
+    "task-decorators",
+    "triggers",
+)
 
 
 def airflow_file(name: str) -> Any:
@@ -46,9 +60,7 @@ def test_the_connection_type_is_valid_against_the_strict_schema() -> None:
     validate(flat, airflow_file("customized_form_field_behaviours.schema.json"))
 
 
-@pytest.mark.parametrize(
-    "key", ["hooks", "operators", "sensors", "triggers", "config", "integrations", "cli", "extra-links", "asset-uris"]
-)
+@pytest.mark.parametrize("key", LISTS)
 def test_the_lists_for_registries_are_valid_against_the_strict_schema(key: str) -> None:
     strict = airflow_file("provider.yaml.schema.json")
     validate(INFO[key], {**strict["properties"][key], "definitions": strict["definitions"]})
@@ -78,11 +90,18 @@ def test_every_module_that_is_named_exists() -> None:
 
 def test_the_functions_and_classes_that_are_named_are_defined() -> None:
     (assets,) = INFO["asset-uris"]
-    functions = [*INFO["cli"], *(value for key, value in assets.items() if key != "schemes")]
-    for kind, paths in {"def": functions, "class": INFO["extra-links"]}.items():
+    decorators = [one["class-name"] for one in INFO["task-decorators"]]
+    functions = [*INFO["cli"], *decorators, *(value for key, value in assets.items() if key != "schemes")]
+    classes = [*INFO["extra-links"], *INFO["notifications"], *INFO["queues"]]
+    for kind, paths in {"def": functions, "class": classes}.items():
         for path in paths:
             module, _, name = path.rpartition(".")
             assert f"\n{kind} {name}(" in source_of(module).read_text("utf-8"), path
+
+
+def test_every_list_of_the_information_is_checked_here() -> None:
+    described = {"package-name", "name", "description", "versions", "connection-types"}
+    assert INFO.keys() - described == set(LISTS)
 
 
 def source_of(module: str) -> Path:
