@@ -167,6 +167,21 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
+def keep_in_secrets_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Define connections in a file that Airflow's secrets backend reads, and nowhere else."""
+
+    def define(**connections: dict[str, Any]) -> None:
+        path = tmp_path / "connections.json"
+        path.write_text(json.dumps(connections))
+        monkeypatch.setenv("AIRFLOW__SECRETS__BACKEND", "airflow.secrets.local_filesystem.LocalFilesystemBackend")
+        monkeypatch.setenv("AIRFLOW__SECRETS__BACKEND_KWARGS", json.dumps({"connections_file_path": str(path)}))
+        # Airflow keeps the backends of a process; an older one has no such dictionary and makes them anew.
+        monkeypatch.setattr("airflow.sdk.configuration._secrets_backend_cache", {}, raising=False)
+
+    return define
+
+
+@pytest.fixture
 def store_path(tmp_path: Path, connect: Callable[..., None]) -> Path:
     """The file of an embedded store that ``export_queue_default`` leads to; nothing is in it yet."""
     path = tmp_path / "store.db"
