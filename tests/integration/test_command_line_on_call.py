@@ -133,6 +133,33 @@ def test_why_tells_the_message_and_the_hint_of_a_refused_drain(orders: Store, st
     )
 
 
+def test_status_and_reports_tell_how_the_last_drain_ended(orders: Store, store_url: str) -> None:
+    drain_id = refused(orders, takes=0)[0]["drain_id"]
+    for command, heading in (("status", f"orders: drain {drain_id} stopped:"), ("reports", f"{drain_id}:")):
+        table, _, below = run_cli(command, url=store_url).partition(heading)
+        assert "SinkRefused" in table
+        lines = below.strip("\n").splitlines()[:2]
+        assert lines == ["  SinkRefused: redis://cache takes no writes: READONLY", "  hint: promote the replica"]
+    (reader,) = json.loads(run_cli("status", "--json", url=store_url))
+    assert {name: reader["last_drain"][name] for name in ("drain_id", "stopped_by", "message", "hint")} == {
+        "drain_id": drain_id,
+        "stopped_by": "SinkRefused",
+        "message": "redis://cache takes no writes: READONLY",
+        "hint": "promote the replica",
+    }
+    (report,) = json.loads(run_cli("reports", "--json", url=store_url))
+    assert {name: report["problem"][name] for name in ("error_class", "message", "hint")} == {
+        "error_class": "SinkRefused",
+        "message": "redis://cache takes no writes: READONLY",
+        "hint": "promote the replica",
+    }
+    orders.rebind("orders", "other")
+    drain(orders, "orders", MemorySink(), sink_name="other")
+    (reader,) = json.loads(run_cli("status", "--json", url=store_url))
+    assert (reader["last_drain"]["stopped_by"], reader["last_drain"]["acknowledged"]) == (None, ENTRIES)
+    assert "hint" not in run_cli("status", url=store_url)
+
+
 def test_why_does_not_say_that_a_key_without_a_trace_was_delivered(orders: Store, store_url: str) -> None:
     told = run_cli("why", "orders", "never", url=store_url)
     assert "probably never committed" in told
