@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from export_queue.hooks import (
     sink_hook,
 )
 from export_queue.hooks.connections import MissingConnection
+from export_queue.hooks.export_queue import STORE
 
 PASSWORD = "kept-secret-4711"
 
@@ -316,6 +318,58 @@ def test_a_wrong_password_is_not_shown(connect: Any, postgres_server: Any, postg
     with ExportQueueHook("store").get_store() as store, pytest.raises(StoreUnavailable) as caught:
         store.queues()
     assert PASSWORD not in str(caught.value)
+
+
+def test_the_extra_sql_conn_id_leads_to_the_store(connect: Any, store_path: Path) -> None:
+    connect("db", conn_type="sqlite", host=str(store_path))
+    connect("store", conn_type="export_queue", extra={"sql_conn_id": "db"})
+    with ExportQueueHook("store").get_store() as store:
+        store.create()
+    with ExportQueueHook().get_store() as same:
+        assert same.id == store.id
+
+
+def test_the_extra_segments_says_where_bulk_entries_are(connect: Any, store_path: Path, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    folder = tmp_path / "bulk"
+    extra = {"segments": str(folder)}
+    connect("store", conn_type="export_queue", host=f"sqlite:///{store_path}", extra=extra)
+    with ExportQueueHook("store").get_store() as store:
+        store.create()
+        store.configure_queue("orders", value="str")
+        with store.transaction(long=True) as tx:
+            tx.queue("orders").add_batch(pa.table({"key": ["a"], "value": ["b"]}))
+    assert list(folder.rglob("*.parquet"))
+
+
+@pytest.mark.postgres
+def test_the_extra_store_schema_names_the_schema_of_the_tables(connect: Any, postgres_url: str) -> None:
+    import psycopg
+
+    connect("store", conn_type="export_queue", host=postgres_url, extra={"store_schema": "mine"})
+    with ExportQueueHook("store").get_store() as store:
+        store.create()
+    with psycopg.connect(postgres_url.replace("+psycopg", "")) as connection:
+        found = connection.execute("SELECT DISTINCT schemaname FROM pg_tables WHERE tablename LIKE 'xq%'").fetchall()
+    assert found == [("mine",)]
+
+
+ROWS_OF_STORES = {
+    "behind_pooler": test_a_store_behind_a_pooler_is_described_as_such,
+    "segments": test_the_extra_segments_says_where_bulk_entries_are,
+    "sql_conn_id": test_the_extra_sql_conn_id_leads_to_the_store,
+    "store_schema": test_the_extra_store_schema_names_the_schema_of_the_tables,
+}
+"""The tests of the extras of an Export Queue connection. Those of the other tables are in
+``tests/integration/test_connection_rows.py``."""
+
+
+def test_every_extra_of_a_store_is_on_the_page_and_has_a_test() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "connections.md").read_text("utf-8")
+    section = page.partition("\n## Export Queue\n")[2].partition("\n## ")[0]
+    (row,) = re.findall(r"^\| (`.*) \| honoured \|$", section, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", row)) == STORE.takes.keys() == ROWS_OF_STORES.keys()
 
 
 # -- sinks -------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -35,8 +37,11 @@ from tests.support.tls_proxy import TlsProxy
 from tests.support.waiting import PATIENCE
 
 from export_queue import (
+    ApplyResult,
     ConfigurationError,
     ElasticsearchSink,
+    OpenSearchSink,
+    Operations,
     RedisSink,
     SinkConfigurationError,
     SinkError,
@@ -46,11 +51,21 @@ from export_queue import (
     StoreUnavailable,
 )
 from export_queue.core.drivers import Driver, redis_target
-from export_queue.core.drivers.tables import ELASTICSEARCH_CONNECTION, MYSQL, POSTGRESQL, REDIS_CONNECTION
+from export_queue.core.drivers.tables import (
+    ELASTICSEARCH_CONNECTION,
+    MYSQL,
+    OPENSEARCH_CONNECTION,
+    POSTGRESQL,
+    REDIS_CONNECTION,
+)
 
 Test = TypeVar("Test", bound=Callable[..., Any])
-SHOWN: dict[str, set[str]] = {
-    driver.name: set() for driver in (POSTGRESQL, MYSQL, REDIS_CONNECTION, ELASTICSEARCH_CONNECTION)
+DRIVERS = (POSTGRESQL, MYSQL, REDIS_CONNECTION, ELASTICSEARCH_CONNECTION, OPENSEARCH_CONNECTION)
+SHOWN: dict[str, set[str]] = {driver.name: set() for driver in DRIVERS}
+_OF_SEARCH_HOOKS = {
+    "scheme": "becomes the beginning of the hosts' URLs: tests/airflow/test_hooks.py",
+    "use_ssl": "becomes the beginning of the hosts' URLs: tests/airflow/test_hooks.py",
+    "request_timeout": "becomes the sink's timeout, which has a test here: tests/airflow/test_hooks.py",
 }
 UNSEEN: Mapping[str, Mapping[str, str]] = {
     POSTGRESQL.name: {
@@ -61,11 +76,8 @@ UNSEEN: Mapping[str, Mapping[str, str]] = {
     },
     MYSQL.name: {},
     REDIS_CONNECTION.name: {"cluster": "the sink detects a cluster by itself; with a database it is refused below"},
-    ELASTICSEARCH_CONNECTION.name: {
-        "scheme": "becomes the beginning of the hosts' URLs: tests/airflow/test_hooks.py",
-        "use_ssl": "becomes the beginning of the hosts' URLs: tests/airflow/test_hooks.py",
-        "request_timeout": "becomes the sink's timeout, which has a test here: tests/airflow/test_hooks.py",
-    },
+    ELASTICSEARCH_CONNECTION.name: _OF_SEARCH_HOOKS,
+    OPENSEARCH_CONNECTION.name: _OF_SEARCH_HOOKS,
 }
 
 
@@ -755,7 +767,8 @@ ELASTICSEARCH_ROWS: list[tuple[str, str, dict[str, Any], str | None]] = [
     ),
     ("client_cert client_key", "certified", {"ca_certs": "{known}"}, "SSL|TLS|Connection|certificate"),
 ]
-SHOWN[ELASTICSEARCH_CONNECTION.name] |= {name for names, *_ in ELASTICSEARCH_ROWS for name in names.split()}
+for search in (ELASTICSEARCH_CONNECTION, OPENSEARCH_CONNECTION):  # both are servers of the fixture, and one client
+    SHOWN[search.name] |= {name for names, *_ in ELASTICSEARCH_ROWS for name in names.split()}
 
 
 def elasticsearch_sink(port: int, *, host: str = HOST, server: ElasticsearchServer, **given: Any) -> Any:
@@ -789,6 +802,7 @@ def test_an_option_of_elasticsearch_has_its_effect(
 
 
 @shows(ELASTICSEARCH_CONNECTION, "ssl_show_warn")
+@shows(OPENSEARCH_CONNECTION, "ssl_show_warn")
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_a_warning_about_unverified_certificates_is_shown_or_not(
     is_shown: bool, elasticsearch_server: ElasticsearchServer, files: dict[str, str]
@@ -805,6 +819,7 @@ def test_a_warning_about_unverified_certificates_is_shown_or_not(
 
 
 @shows(ELASTICSEARCH_CONNECTION, "http_compress")
+@shows(OPENSEARCH_CONNECTION, "http_compress")
 @pytest.mark.parametrize("is_compressed", [True, False])
 def test_requests_are_compressed_or_not(
     is_compressed: bool, elasticsearch_server: ElasticsearchServer, files: dict[str, str]
@@ -834,13 +849,102 @@ def test_a_key_replaces_the_login(elasticsearch_server: ElasticsearchServer, fil
 
 
 @shows(ELASTICSEARCH_CONNECTION, "timeout")
-def test_a_server_of_elasticsearch_that_does_not_answer_is_given_up() -> None:
+@shows(OPENSEARCH_CONNECTION, "timeout")
+@pytest.mark.parametrize("kind", [ElasticsearchSink, OpenSearchSink])
+def test_a_search_server_that_does_not_answer_is_given_up(kind: type[ElasticsearchSink]) -> None:
     with (
         Listener() as listener,
-        closing(ElasticsearchSink(f"http://{HOST}:{listener.port}", timeout=0.3)) as sink,
+        closing(kind(f"http://{HOST}:{listener.port}", timeout=0.3)) as sink,
         pytest.raises(SinkError, match="[Tt]ime"),
     ):
         sink.probe()
+
+
+# -- OpenSearch --------------------------------------------------------------------------------------------------------
+
+
+class PrefixProxy:
+    """Serves a server under a prefix of the path, and nothing beside it; notes the requests that it forwards."""
+
+    def __init__(self, port: int, prefix: str) -> None:
+        self.refused = 0
+        self.opaque_ids: list[str | None] = []
+        """The header ``X-Opaque-Id`` of each forwarded request."""
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one_request(self) -> None:
+                self.raw_requestline = self.rfile.readline(65537)
+                if self.raw_requestline and self.parse_request():
+                    self.answer()
+                else:
+                    self.close_connection = True
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                status, headers, answer = 404, {}, b"{}"
+                if self.path.startswith(f"{prefix}/"):
+                    proxy.opaque_ids.append(self.headers["x-opaque-id"])
+                    with closing(HTTPConnection(HOST, port, timeout=PATIENCE)) as server:
+                        server.request(self.command, self.path.removeprefix(prefix), body, dict(self.headers))
+                        got = server.getresponse()
+                        status, headers, answer = got.status, dict(got.getheaders()), got.read()
+                else:
+                    proxy.refused += 1
+                self.send_response(status)
+                for name, value in headers.items():
+                    if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                        self.send_header(name, value)
+                self.send_header("content-length", str(len(answer)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer((HOST, 0), Handler)
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+
+    def __enter__(self) -> PrefixProxy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join(PATIENCE)
+        self._server.server_close()
+
+
+@shows(OPENSEARCH_CONNECTION, "opaque_id url_prefix")
+@pytest.mark.timeout(240)  # the first test waits for the server
+@pytest.mark.parametrize(("given", "opaque_id"), [({"opaque_id": "airflow"}, "airflow"), ({}, None)])
+def test_each_request_has_the_prefix_and_the_opaque_id(
+    given: dict[str, Any], opaque_id: str | None, opensearch_server: ElasticsearchServer
+) -> None:
+    """A prefix in a connection becomes the path of the hosts (``tests/airflow/test_hooks.py``)."""
+    server = opensearch_server
+    index = f"rows-{secrets.token_hex(6)}"
+    login = {"username": server.user, "password": server.password}
+    with PrefixProxy(server.port, "/search") as proxy:
+        at = f"http://{HOST}:{proxy.port}"
+        with closing(
+            OpenSearchSink(f"{at}/search", **login, client_options=given, index=f"{index}-$collection")
+        ) as sink:
+            written = Operations(["orders"], [b"1"], [b'{"n":1}'], [5], range(1))
+            assert admit(sink).apply(written) == ApplyResult(1, 0)
+        assert set(proxy.opaque_ids) == {opaque_id}
+        assert proxy.refused == 0
+        found = server.request("GET", f"/{index}-*?expand_wildcards=all")[1]
+        assert found, "the requests reached the server"
+        with closing(OpenSearchSink(at, **login)) as sink, pytest.raises(SinkConfigurationError, match="neither"):
+            sink.probe()
+        assert proxy.refused > 0
+    for name in found:
+        server.request("DELETE", f"/{name}")
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------
@@ -859,9 +963,9 @@ def refused_by_redis(port: int, name: str) -> None:
     redis_sink({"ssl": True, name: "x"}, HOST, port, "p").probe()
 
 
-def refused_by_elasticsearch(port: int, name: str) -> None:
+def refused_by_search(kind: type[ElasticsearchSink], port: int, name: str) -> None:
     given = {name: "x"} if name not in ("request_timeout", "timeout") else {name: 5}
-    ElasticsearchSink(f"https://{HOST}:{port}", client_options=given).probe()
+    kind(f"https://{HOST}:{port}", client_options=given).probe()
 
 
 def refused_names(driver: Driver) -> list[str]:
@@ -875,7 +979,8 @@ REFUSED: list[tuple[str, Callable[[int, str], None]]] = [
     *((name, refused_by_store) for name in refused_names(POSTGRESQL)),
     *((name, partial(refused_by_sql, "mysql")) for name in refused_names(MYSQL)),
     *((name, refused_by_redis) for name in refused_names(REDIS_CONNECTION)),
-    *((name, refused_by_elasticsearch) for name in refused_names(ELASTICSEARCH_CONNECTION)),
+    *((name, partial(refused_by_search, ElasticsearchSink)) for name in refused_names(ELASTICSEARCH_CONNECTION)),
+    *((name, partial(refused_by_search, OpenSearchSink)) for name in refused_names(OPENSEARCH_CONNECTION)),
 ]
 
 
@@ -893,9 +998,7 @@ def test_a_refused_option_is_named_before_anything_is_sent(name: str, opens: Cal
         assert listener.connections == 0
 
 
-@pytest.mark.parametrize(
-    "driver", [POSTGRESQL, MYSQL, REDIS_CONNECTION, ELASTICSEARCH_CONNECTION], ids=lambda d: d.name
-)
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)
 def test_every_option_has_a_row(driver: Driver) -> None:
     unseen = UNSEEN[driver.name].keys()
     assert SHOWN[driver.name] | unseen == driver.takes.keys()
