@@ -23,18 +23,18 @@ def one_transaction():
     with export_transaction("nightly", queues=["sales"]) as tx:  # only mirrors of this queue wait for its end
 
         @task.export_transaction(transaction=tx.handle)
-        def load(region, *, tx):
+        def count(region, *, tx):
             total = tx.table("sales").get(region, "total", 0) + len(region)  # your source of sales
             tx.table("sales").set(region, "total", total)
             tx.queue("sales").add(region, {"total": total})
 
         @task.export_transaction(transaction=tx.handle)
         def sum_up(*, tx):
-            total = sum(value for _, _, value in tx.table("sales").scan())  # sees what load has written
+            total = sum(value for _, _, value in tx.table("sales").scan())  # sees what count has written
             tx.queue("sales").add("all", {"total": total})
             return total
 
-        load.expand(region=["north", "south", "west"]) >> sum_up()
+        count.expand(region=["north", "south", "west"]) >> sum_up()
 
     set_up >> tx
     # [END one_transaction]

@@ -655,7 +655,7 @@ def test_a_partition_passes_from_the_queue_to_the_report(airflow: AirflowProcess
 def test_one_transaction_spans_the_processes_of_its_tasks(airflow: AirflowProcesses, store: Store) -> None:
     run = airflow.trigger("one_transaction")
     states = airflow.wait_for("one_transaction", run)
-    assert "nightly.load[2]" in states
+    assert "nightly.count[2]" in states
     assert airflow.result("one_transaction", run, "nightly.sum_up") == 14
     with store.transaction() as tx:
         assert {row: value for row, _, value in tx.table("sales").scan()} == {"north": 5, "south": 5, "west": 4}
