@@ -87,6 +87,7 @@ class CompactTask(LineageTask, StoppableTask):
     def lineage(self) -> Lineage:
         """From the queue to the queue."""
         queue = queue_data(self.export_queue_conn_id, self.queue_id)
-        read, written = (self.report.get(name) for name in ("read", "written"))
-        outputs = [] if self.only_say else [replace(queue, rows=written)]
-        return Lineage(inputs=[replace(queue, rows=read)], outputs=outputs)
+        if self.only_say:
+            return Lineage(inputs=[queue])
+        read, written = (replace(queue, rows=self.report.get(name)) for name in ("read", "written"))
+        return Lineage(inputs=[read], outputs=[written])

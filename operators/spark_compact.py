@@ -84,5 +84,5 @@ class ExportQueueSparkCompactOperator(CompactTask, SparkSubmission):
         if not state.committed:
             raise SparkJobFailed("the Spark driver ended without a report; what it has published stays so")
         store.close_idempotency_key(job.report_key, has_ended=True)  # nobody else asks for it
-        report: dict[str, Any] = state.result
-        return report
+        self.report = state.result
+        return self.report

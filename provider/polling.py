@@ -8,7 +8,8 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 from export_queue.core.arguments import seconds
 from export_queue.core.errors import ExportQueueError, NotExported, TransactionEnded
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
     from export_queue.core.store import Listener, Reading, Snapshot, StoreSpec
 
 _HINTED_SECONDS = 1.0
-"""Minimum time between two polls because of hints."""
+"""Minimum time between a poll and the next one that a hint causes."""
+_REST = 10.0
+"""The same, as a multiple of how long the poll took: hints occupy the store for a tenth of the time at most."""
 _LISTEN_AGAIN_SECONDS = 60.0
 _TAKE_SECONDS = 0.001
+
+_Topic: TypeAlias = tuple[type["Question"], str]
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +82,7 @@ class QueueQuestion:
         return look(work, queue, snapshot, units, since=self.since)
 
     def hints(self, work: Reading) -> int:
-        """Hints of commits to the queue."""
+        """Return the number of the queue, whose commits send hints."""
         from export_queue.core.queue import find_queue, find_reader
 
         queue = find_reader(work, self.queue_id)
@@ -100,7 +105,7 @@ class ColumnQuestion:
         return look(work, self.table, self.column, snapshot, limit=self.limit, since=self.since)
 
     def hints(self, work: Reading) -> None:
-        """Writes to tables send none."""
+        """Return None: changes of tables send no hints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,7 @@ class TokenQuestion:
         return Settled((self.token,) if standing.is_exported else ())
 
     def hints(self, work: Reading) -> int:
-        """Hints of acknowledgements."""
+        """Return the number for acknowledgements of the reader."""
         from export_queue.core.queue import find_reader
         from export_queue.core.store import acknowledgements_of
 
@@ -152,7 +157,7 @@ class DriverQuestion:
         return DriverSeen(*self.drain.observe(work))
 
     def hints(self, work: Reading) -> None:
-        """Drivers send none."""
+        """Return None: drivers send no hints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +182,9 @@ class _Ask:
     question: Question
     interval: float
     asked: float
-    """When the store was last polled for this trigger; a new one shares the last poll if its hints come."""
-    answer: asyncio.Future[Any]
+    """When the store was last polled for this trigger; a new trigger shares the last poll of the others."""
+    answer: asyncio.Future[tuple[Any, int]]
+    """The answer, and the number of the poll that found it."""
 
 
 @dataclass(slots=True)
@@ -186,8 +192,8 @@ class Poller:
     """Polls one store for all triggers of an event loop that watch it.
 
     One thread uses the store, because its drivers block; so all triggers together need one connection. On PostgreSQL a
-    second one listens for hints of commits and acknowledgements, after which the store is polled at once. A store that
-    does not answer is polled again at the next interval; the triggers wait and miss nothing.
+    second one listens for hints of commits and acknowledgements. After a hint the store is polled for all questions
+    whose answer a hint may change. A store that does not answer is polled again; the triggers wait and miss nothing.
 
     :param hook: the hook that describes the store.
     :param described: the store as the hook describes it now.
@@ -199,16 +205,24 @@ class Poller:
     """Triggers that use this poller."""
     _asks: list[_Ask] = field(default_factory=list)
     _looked_at: float = float("-inf")
+    """When the last poll began."""
+    _rests_until: float = float("-inf")
+    """Before that, no hint causes a poll."""
+    _polls: int = 0
+    _served: WeakKeyDictionary[asyncio.Task[Any], int] = field(default_factory=WeakKeyDictionary)
+    """The poll that each trigger was served by last, by its task in the event loop."""
     _store: Store | None = None
     _is_silent: bool = False
     """Whether the store did not answer the last poll."""
     _listener: Listener | None = None
-    _heard: dict[tuple[type[Question], str], int] = field(default_factory=dict)
-    """The queues whose hints the listener gets, by what is asked of them."""
+    _heard: dict[_Topic, int | None] = field(default_factory=dict)
+    """The topics of the last poll, and the numbers of their queues."""
+    _channels: frozenset[int] = frozenset()
+    """The numbers that the listener listens for."""
     _listens_again_at: float = float("-inf")
     """When to try again to listen, after it failed."""
-    _watched: int | None = None
-    """The listener's descriptor, while the event loop watches it."""
+    _watched: tuple[asyncio.AbstractEventLoop, int] | None = None
+    """The listener's descriptor, and the event loop that watches it."""
     _is_hinted: bool = False
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "export-queue-poller"))
@@ -227,18 +241,21 @@ class Poller:
         loop = asyncio.get_running_loop()
         if self._task is None:
             self._task = loop.create_task(self._work(), name="export-queue-poller")
-        is_new = (topic := _topic(question)) is not None and topic not in self._heard
-        asked = float("-inf") if is_new else self._looked_at
-        ask = _Ask(question, interval, asked, loop.create_future())
+        task = asyncio.current_task()
+        assert task is not None
+        if self._served.get(task) != self._polls:  # a poll without this question may have taken a hint that concerns it
+            self._is_hinted = True
+        ask = _Ask(question, interval, self._looked_at, loop.create_future())
         self._asks.append(ask)
         self._asked.set()
-        return await ask.answer
+        answer, self._served[task] = await ask.answer
+        return answer
 
     def stop(self) -> None:
         """Stop polling, and close the store after the current poll."""
         if self._task is not None:
             self._task.cancel()
-        self._await_hints(False)
+        self._watch_listener(False)
         self._thread.submit(self._close)
         self._thread.shutdown(wait=False)
 
@@ -256,31 +273,35 @@ class Poller:
         loop = asyncio.get_running_loop()
         self._asked.clear()
         self._asks = [ask for ask in self._asks if not ask.answer.done()]  # answered, or their trigger has ended
-        hinted = [ask for ask in self._asks if self._is_hinted and _topic(ask.question) in self._heard]
+        hinted = {ask for ask in self._asks if _topic(ask.question) is not None}
         due = min((ask.asked + ask.interval for ask in self._asks), default=float("inf"))
-        if hinted:
-            due = min(due, self._looked_at + _HINTED_SECONDS)
+        if self._is_hinted and self._listener is not None and hinted:
+            due = min(due, self._rests_until)
         if due > loop.time():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), None if due == float("inf") else due - loop.time())
             return
-        self._looked_at = loop.time()
-        # A trigger past half of its interval is served too, so that all share one poll from then on.
+        begun = self._looked_at = loop.time()
+        self._polls += 1
+        # A trigger past half of its interval is served too, so that all share one poll from then on. So is each that
+        # hints concern, since the poll takes those that have come.
         ready = [ask for ask in self._asks if ask in hinted or ask.asked + ask.interval / 2 <= self._looked_at]
         self._is_hinted = False
-        self._await_hints(False)
+        self._watch_listener(False)
         try:
             questions = {ask.question for ask in ready}
             answers = await loop.run_in_executor(self._thread, self._answer, questions)
-            self._await_hints(True)
         except Exception as error:
             await self._meet(error, ready)
         else:
+            self._watch_listener(True)
             if self._is_silent:
                 log.info("Store %s answers again", self.described.spec.url)
             self._is_silent = False
             for ask in ready:
-                _settle(ask, answers[ask.question])
+                _settle(ask, answers[ask.question], poll=self._polls)
+        now = loop.time()
+        self._rests_until = now + max(_HINTED_SECONDS, _REST * (now - begun))
 
     async def _meet(self, error: Exception, ready: Iterable[_Ask]) -> None:
         """Let the triggers wait if a later poll may succeed; otherwise pass them the error."""
@@ -292,8 +313,8 @@ class Poller:
         if not self._is_silent:
             log.warning("The store does not answer; it is polled at every interval until it does: %s", error)
         self._is_silent = True
-        for ask in ready:
-            ask.asked = self._looked_at
+        for ask in ready:  # no hint comes before the store answers again
+            ask.asked = self._looked_at - max(0.0, ask.interval - _LISTEN_AGAIN_SECONDS)
         # The password may have changed during the outage.
         with contextlib.suppress(Exception):
             described = await self.hook.adescribe()
@@ -326,35 +347,51 @@ class Poller:
         """Take the hints that have come, and listen for those of new questions before they are answered."""
         if self._listener is not None and not self._listener.wait(_TAKE_SECONDS):
             self._listener = None
-        new: dict[tuple[type[Question], str], int] = {}
-        for question in questions:
-            if (topic := _topic(question)) is not None and topic not in self._heard:
-                with contextlib.suppress(ExportQueueError), store.database.read() as work:
-                    if (number := question.hints(work)) is not None:
-                        new[topic] = number
-        if not new and (self._listener is not None or not self._heard):
+        topics = {topic: question for question in questions if (topic := _topic(question)) is not None}
+        self._heard = {
+            topic: self._heard[topic] if topic in self._heard else self._number(store, question)
+            for topic, question in topics.items()
+        }
+        channels = frozenset(number for number in self._heard.values() if number is not None)
+        if not channels or (self._listener is not None and channels <= self._channels):
             return
-        self._heard |= new
         if self._looked_at < self._listens_again_at:
             return
         self._close_listener()
-        with contextlib.suppress(ExportQueueError):  # it polls
-            self._listener = store.database.hints.listen(store.id, *set(self._heard.values()))
+        try:
+            self._listener = store.database.hints.listen(store.id, *channels)
+        except Exception as error:  # it polls
+            log.debug("The poller of store %s gets no hints: %s", self.described.spec.url, error)
+        self._channels = channels
         if self._listener is None:
             self._listens_again_at = self._looked_at + _LISTEN_AGAIN_SECONDS
 
-    def _await_hints(self, wanted: bool) -> None:
+    def _number(self, store: Store, question: Question) -> int | None:
+        """Return the number of the queue whose hints concern a question; None if none do, or there is no such queue."""
+        try:
+            with store.database.read() as work:
+                return question.hints(work)
+        except Exception as error:
+            if isinstance(error, ExportQueueError) and error.transient:
+                raise
+            return None
+
+    def _watch_listener(self, wanted: bool) -> None:
         """Begin or cease to watch the descriptor of the listener. The thread uses the listener only in between."""
-        loop = asyncio.get_running_loop()
         if self._watched is not None:
-            loop.remove_reader(self._watched)
+            loop, descriptor = self._watched
             self._watched = None
+            loop.remove_reader(descriptor)
         if wanted and self._listener is not None:
-            self._watched = self._listener.fileno()
-            loop.add_reader(self._watched, self._take_hint)
+            try:
+                self._watched = (asyncio.get_running_loop(), self._listener.fileno())
+                self._watched[0].add_reader(self._watched[1], self._take_hint)
+            except Exception as error:  # it polls
+                self._watched = None
+                log.debug("The poller of store %s gets no hints: %s", self.described.spec.url, error)
 
     def _take_hint(self) -> None:
-        self._await_hints(False)
+        self._watch_listener(False)
         self._is_hinted = True
         self._asked.set()
 
@@ -365,18 +402,19 @@ class Poller:
 
     def _close(self) -> None:
         self._close_listener()
+        self._heard = {}
         store, self._store = self._store, None
         if store is not None:
             store.close()
 
 
-def _topic(question: Question) -> tuple[type[Question], str] | None:
-    """Return what decides whose hints a question waits for."""
+def _topic(question: Question) -> _Topic | None:
+    """Return the topic of a question: those of one topic wait for the same hints. None for questions without hints."""
     queue_id = getattr(question, "queue_id", None)
     return None if queue_id is None else (type(question), queue_id)
 
 
-def _settle(ask: _Ask, answer: Seen | Exception) -> None:
+def _settle(ask: _Ask, answer: Seen | Exception, *, poll: int = 0) -> None:
     if ask.answer.done():
         return
     if isinstance(answer, StopIteration):  # a future does not accept this error
@@ -384,7 +422,7 @@ def _settle(ask: _Ask, answer: Seen | Exception) -> None:
     elif isinstance(answer, Exception):
         ask.answer.set_exception(answer)
     else:
-        ask.answer.set_result(answer)
+        ask.answer.set_result((answer, poll))
 
 
 _pollers: dict[Any, Poller] = {}

@@ -73,17 +73,17 @@ class _Silence:
 _ASKED_TIMES = 12
 """How often Airflow is asked for the state of a task before its driver is left alone."""
 
-_RESUME_SECONDS = 10.0
+RESUME_SECONDS = 10.0
 """How long a deferred task stays deferred at least.
 
-Airflow fails a task that resumes before the scheduler has noted that its process ended to be deferred. A busy scheduler
-notes it seconds later (issues 67287 and 72716 of apache/airflow, not solved in 3.3.2).
+Airflow fails a task that resumes before the scheduler has noted its deferral, which takes seconds on a busy scheduler
+(issues 67287 and 72716 of apache/airflow, not solved in 3.3.2).
 """
 
 
 async def _wait_for_the_scheduler(trigger: BaseTrigger) -> None:
     if trigger.task_instance is not None:
-        await asyncio.sleep(_RESUME_SECONDS)
+        await asyncio.sleep(RESUME_SECONDS)
 
 
 class InvalidTriggerArgument(InvalidArgument, TypeError):
@@ -166,18 +166,25 @@ class StoreTrigger(BaseEventTrigger):
         """Poll repeatedly, together with the other triggers that watch the store."""
         min_interval = self.poll_interval if self.min_interval is None else self.min_interval
         announced: Seen | None = None
-        announced_at = 0.0
+        announced_at, interval = float("-inf"), self.poll_interval
         await _wait_for_the_scheduler(self)
         async with polled_store(self.export_queue_conn_id) as poller:
             while True:
-                seen = await poller.look(self.question(announced), self.poll_interval)
+                seen = await poller.look(self.question(announced), interval)
+                interval = self.poll_interval
                 if not seen.waiting:
                     announced = None
-                elif announced is None or (seen.has_news and time.monotonic() - announced_at >= min_interval):
-                    announced, announced_at = seen, time.monotonic()
-                    yield TriggerEvent(self.payload(seen))
-                    if self.task_instance is not None:
-                        return  # Airflow would cancel it, and log that a person did
+                if not seen.waiting or (announced is not None and not seen.has_news):
+                    continue
+                # hints cause polls at any time, but no more events than polls at intervals
+                pause = min_interval if announced is not None else min(min_interval, self.poll_interval)
+                if (left := announced_at + pause - time.monotonic()) > 0:
+                    interval = min(interval, left)
+                    continue
+                announced, announced_at = seen, time.monotonic()
+                yield TriggerEvent(self.payload(seen))
+                if self.task_instance is not None:
+                    return  # Airflow would cancel it, and log that a person did
 
 
 class ExportQueueTrigger(StoreTrigger):

@@ -12,6 +12,7 @@ from export_queue.core.arguments import seconds
 from export_queue.hooks import ExportQueueHook
 from export_queue.hooks.rendered import RenderedTask
 from export_queue.links import QueuePageLink
+from export_queue.triggers import RESUME_SECONDS
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -66,9 +67,8 @@ class WaitForStore(RenderedTask, BaseSensorOperator):
         self.read_arguments()
         if seen := self.look():
             return self.result(seen)
-        return self.defer(
-            trigger=self.trigger(), method_name="execute_complete", timeout=timedelta(seconds=self.timeout)
-        )
+        timeout = timedelta(seconds=self.timeout + RESUME_SECONDS)  # the trigger polls after that time
+        return self.defer(trigger=self.trigger(), method_name="execute_complete", timeout=timeout)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Continue after the trigger's event."""

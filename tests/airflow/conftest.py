@@ -112,7 +112,7 @@ RunDag = Callable[..., FinishedRun]
 def run_dag(airflow_database: Path, monkeypatch: pytest.MonkeyPatch) -> RunDag:
     """Run all tasks of a DAG, one after the other, in this process; its retries and deferrals too."""
     # no scheduler that a task could resume too early for
-    monkeypatch.setattr("export_queue.triggers._RESUME_SECONDS", 0.0)
+    monkeypatch.setattr("export_queue.triggers.RESUME_SECONDS", 0.0)
 
     def run(dag: Any, **arguments: Any) -> FinishedRun:
         errors: dict[str, BaseException] = {}

@@ -600,7 +600,7 @@ def test_a_deferred_drain_does_not_resume_before_the_scheduler_knows_that_it_is_
     end(airflow_store, drain)
     made = trigger(drain)
     made.task_instance = SimpleNamespace(task_id="it")  # type: ignore[assignment]
-    monkeypatch.setattr(triggers, "_RESUME_SECONDS", 0.3)
+    monkeypatch.setattr(triggers, "RESUME_SECONDS", 0.3)
 
     async def events() -> list[float]:
         begun = time.monotonic()
@@ -635,6 +635,24 @@ def test_a_task_that_another_triggerer_took_over_is_not_taken_for_one_that_a_per
     made.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="it", map_index=3)  # type: ignore[assignment]
     asyncio.run(made.on_kill())
     assert is_revoked(airflow_store, drain) is is_ended
+
+
+def test_airflow_is_asked_again_for_the_state_of_a_task_that_ends(
+    airflow_store: Any, drain: SubmittedDrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = ["failed", OSError("no"), OSError("no")]
+
+    def state(task_instance: Any) -> str:
+        if isinstance(answer := answers.pop(), Exception):
+            raise answer
+        return str(answer)
+
+    monkeypatch.setattr(triggers, "recorded_state", state)
+    made = trigger(drain, poll_interval=0.001)
+    made.task_instance = SimpleNamespace(task_id="it")  # type: ignore[assignment]
+    asyncio.run(made.on_kill())
+    assert is_revoked(airflow_store, drain)
+    assert answers == []
 
 
 def test_a_person_who_ends_a_deferred_task_ends_its_driver_however_slow_airflow_answers(

@@ -97,6 +97,12 @@ def locks(store: Store) -> int:
         return len(standing_locks(work, store.queue("orders")))
 
 
+def test_the_report_is_that_of_the_lineage_too(orders: Store, spark: FakeSpark) -> None:
+    task = an_operator(least=2, age_seconds=0)
+    report = task.execute({"ti": SimpleNamespace(dag_id="d", run_id="r", task_id="it", map_index=-1)})
+    assert [one.rows for one in (*task.lineage().inputs, *task.lineage().outputs)] == [100, report["written"]]
+
+
 def test_arguments_are_templated_and_the_report_is_returned(orders: Store, run_dag: Any, spark: FakeSpark) -> None:
     with DAG("spark_compact", schedule=None) as dag:
         an_operator(queue_id="{{ 'orders' }}", least="{{ 2 }}", age_seconds="{{ 0 }}", py_files="/mine.zip")

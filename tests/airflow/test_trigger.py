@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -28,10 +29,10 @@ from export_queue import (
     polling,
     triggers,
 )
-from export_queue.core.queue import Sighting
+from export_queue.core.queue import Range, Sighting
 from export_queue.core.store.hints import HintTraffic
 from export_queue.polling import QueueQuestion, polled_store
-from export_queue.triggers import ExportQueueDrainedTrigger, ExportQueueTrigger
+from export_queue.triggers import ExportQueueDrainedTrigger, ExportQueueNotificationTrigger, ExportQueueTrigger
 
 
 def add(store: Any, *customers: str) -> None:
@@ -84,10 +85,10 @@ def test_a_deferred_task_does_not_resume_before_the_scheduler_knows_that_it_is_d
     async def of_an_asset() -> None:
         await anext(ExportQueueTrigger(queue_id="orders", poll_interval=0.02).run())
 
-    monkeypatch.setattr(triggers, "_RESUME_SECONDS", 0.3)
+    monkeypatch.setattr(triggers, "RESUME_SECONDS", 0.3)
     (waited,) = asyncio.run(asyncio.wait_for(events(), 60))  # with its event it ends, before Airflow cancels it
     assert waited >= 0.3
-    monkeypatch.setattr(triggers, "_RESUME_SECONDS", 3600.0)
+    monkeypatch.setattr(triggers, "RESUME_SECONDS", 3600.0)
     run(of_an_asset())
 
 
@@ -363,7 +364,7 @@ def test_a_hundred_sensors_take_one_look_an_interval_and_two_connections(postgre
         while not all(one.events for one in watched):
             await asyncio.sleep(0.01)
         passed = asyncio.get_running_loop().time() - begun
-        assert looks.count <= passed / 0.5 + 2
+        assert looks.count <= passed / 0.5 + passed / polling._HINTED_SECONDS + 3
         for one in watched:
             await one.stop()
         assert pollers() == []
@@ -409,9 +410,77 @@ def test_a_commit_and_an_acknowledgement_wake_triggers_that_poll_seldom(pg_store
     assert pollers() == []
 
 
-def test_hints_come_again_after_the_session_that_gets_them_was_ended(
+def test_a_commit_within_the_least_interval_is_announced_at_its_end(pg_store: Store, looks: Looks) -> None:
+    """Its hint causes a poll, after which nothing but time has to pass."""
+
+    async def watch() -> None:
+        watched = watch_orders(min_interval=3)
+        await looks.another()
+        await asyncio.to_thread(add, pg_store, "anna")
+        await heard(watched)
+        first = time.monotonic()
+        await asyncio.to_thread(add, pg_store, "ben")
+        await heard(watched, 2)
+        assert time.monotonic() - first >= 2.9
+        await asyncio.to_thread(empty, pg_store)
+        await watched.stop()
+
+    run(watch())
+
+
+def test_a_queue_that_is_emptied_and_filled_all_the_time_causes_no_more_events_than_polls_at_intervals(
+    airflow_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hints cause polls at any time; here each poll finds another state."""
+    polls: list[bool] = []
+
+    async def look(poller: Any, question: Any, interval: float) -> Any:
+        await asyncio.sleep(0.001)
+        polls.append(not polls or not polls[-1])
+        return SimpleNamespace(waiting=[Range(0, 1)] * polls[-1], has_news=polls[-1])
+
+    monkeypatch.setattr(polling.Poller, "look", look)
+
+    async def watch() -> None:
+        watched = watch_orders()
+        while len(polls) < 50:
+            await asyncio.sleep(0.001)
+        assert len(watched.events) == 1
+        await watched.stop()
+
+    run(watch())
+
+
+def test_a_hint_that_comes_during_a_poll_for_others_is_not_lost(
     pg_store: Store, looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whichever poll takes the hint: a trigger of another queue asks all the time."""
+    committed = threading.Event()
+    inner = polling.Poller._listen
+
+    def listen(poller: polling.Poller, store: Any, questions: Any) -> None:
+        if not committed.is_set() and looks.ended >= 2:
+            add(pg_store, "anna")
+            time.sleep(1)  # so that the hint has come before this poll takes hints
+            committed.set()
+        inner(poller, store, questions)
+
+    monkeypatch.setattr(polling.Poller, "_listen", listen)
+
+    async def watch() -> None:
+        orders = watch_orders()
+        column = Watch(ExportQueueNotificationTrigger(table="goods", column="stock", poll_interval=0.05))
+        await asyncio.to_thread(committed.wait)
+        await heard(orders)
+        for one in (orders, column):
+            await one.stop()
+
+    pg_store.configure_table("goods", row="str", value="int")
+    pg_store.watch("goods", "stock")
+    run(watch())
+
+
+def test_hints_come_again_after_the_session_that_gets_them_was_ended(pg_store: Store, looks: Looks) -> None:
     ended = """select pg_terminate_backend(pid) from pg_locks join pg_stat_activity using (pid)
         where locktype = 'advisory' and query ilike '%advisory%' and datname = current_database()"""
 
@@ -421,6 +490,30 @@ def test_hints_come_again_after_the_session_that_gets_them_was_ended(
         with pg_store.database.engine.connect() as connection:
             assert connection.execute(sa.text(ended)).all()
         await looks.another()  # the end of the session wakes the poller, which listens once more
+        await asyncio.to_thread(add, pg_store, "anna")
+        await heard(watched)
+        await watched.stop()
+
+    run(watch())
+
+
+def test_after_an_outage_a_trigger_that_polls_seldom_need_not_wait_for_its_interval(
+    pg_store: Store, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During it no hint comes."""
+    outages, opened = [StoreUnavailable("the store is away")] * 3, polling.open_store
+
+    def away(described: Any) -> Any:
+        if outages:
+            raise outages.pop()
+        return opened(described)
+
+    monkeypatch.setattr(polling, "open_store", away)
+    monkeypatch.setattr(polling, "_LISTEN_AGAIN_SECONDS", 0.05)
+
+    async def watch() -> None:
+        watched = watch_orders()
+        await looks.another(4)
         await asyncio.to_thread(add, pg_store, "anna")
         await heard(watched)
         await watched.stop()
