@@ -23,6 +23,8 @@ from tests.support.fixtures import private_or_skip
 from tests.support.pages import DOCS, Shell, assert_shown, blocks_of, rows_of
 from tests.support.servers import PostgresServer, RedisServer, find_postgres_programs, free_port
 
+from export_queue import Store
+
 ROOT = DOCS.parent
 PROJECT = "airflow-provider-export-queue"
 ONE_SERVER = pytest.mark.parametrize("elasticsearch_server", [*VERSIONS][:1], indirect=True)
@@ -396,6 +398,29 @@ def test_a_stopped_sink_is_found_from_the_alert_with_two_commands(shell: Shell, 
     assert "ExportQueueDrainFails" not in _alerts(shell)
 
 
+@pytest.mark.full("the command line starts ten times")
+def test_a_copy_that_nobody_feeds_is_found_from_the_alert_with_one_command(shell: Shell, cache: RedisServer) -> None:
+    _on_call(shell, "cache", "redis", {"host": cache.host, "port": cache.port}, cache.password)
+    shell.run("""export-queue add products 3 '{"price": 8}'""")
+    assert "ExportQueueStale" not in _alerts(shell)
+    with Store.open(f"sqlite:///{shell.folder}/store.db") as store:
+        number = store.queue("products/cache").number
+    with sqlite3.connect(shell.folder / "store.db") as database:
+        hour = 3600 * 10**9  # sequences begin with the time
+        older = "update xq_entry set seq = seq - ? where queue_number = ?"
+        assert database.execute(older, (hour, number)).rowcount == 1
+
+    alert = _alerts(shell)["ExportQueueStale"]
+    assert alert["page"] == "docs/stale.md"
+    assert "products/cache" in shell.run(alert["command"])
+    (line,) = [line for line in shell.run("export-queue status").splitlines() if "│ products/cache" in line]
+    assert re.search(r"│ 1 +│.* ok ", line), "the last drain ended well, and none came since"
+    (row,) = [row for row in rows_of("stale.md", "1. Find the reader and its problem") if "long ago" in row[0]]
+    (cure,) = re.findall(r"`(export-queue drain QUEUE)`", row[2])
+    assert "1 acknowledged" in shell.run(cure.replace("QUEUE", "products/cache"))
+    assert "ExportQueueStale" not in _alerts(shell)
+
+
 @pytest.mark.full("the command line starts fifteen times")
 @pytest.mark.timeout(600)
 @ONE_SERVER
@@ -487,7 +512,8 @@ def test_a_store_goes_into_production_in_the_order_of_the_page(shell: Shell, own
 
     with psycopg.connect(server.url().replace("+psycopg", ""), autocommit=True) as admin:
         admin.execute("create database app")
-        admin.execute(f"create role app login password '{server.password}'")
+        for role in ("app", "shop", "carrier"):
+            admin.execute(f"create role {role} login password '{server.password}'")
     shell.variables |= {"STORE_PASSWORD": server.password}
     description = {"kind": "sql", "options": {"url": f"sqlite:///{shell.folder}/copies.db"}, "name": "copies"}
     (shell.folder / "copies.json").write_text(json.dumps(description))
@@ -505,8 +531,19 @@ def test_a_store_goes_into_production_in_the_order_of_the_page(shell: Shell, own
 
     use = "--password env:STORE_PASSWORD"
     shell.run(f"export-queue configure products --state {use}")
+    as_role(server.user)
+    for kind, role in (("writer", "shop"), ("drainer", "carrier")):
+        assert "`export-queue grants`" in steps["give roles their rights"]
+        statements = shell.run(f"export-queue grants {kind} {role} {use}")
+        with psycopg.connect(f"postgresql://{server.user}:{server.password}@{address}", autocommit=True) as owner:
+            owner.execute(statements.encode())
+    as_role("shop")
     shell.run(f"""export-queue add products 1 '{{"price": 5}}' {use}""")
+    assert "permission" in shell.run(f"export-queue drain products --sink copies.json {use}", status=1)
+    as_role("carrier")
+    assert "0 errors" in run("check", "export-queue doctor", "--sink copies.json")
     assert "1 acknowledged" in shell.run(f"export-queue drain products --sink copies.json {use}")
+    as_role("app")
     shell.run(f"""export-queue add products 2 '{{"price": 6}}' {use}""")
     assert 'export_queue_queue_entries{queue="products"} 1' in shell.run(f"export-queue metrics {use}")
 
