@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.2
 _OUTAGE = Retry(attempts=None, seconds=120.0, first_pause=1.0, longest_pause=5.0)
-"""How long a resumed task waits for the store that has the report of its drain."""
+"""How long a task waits for the store that has the report of its drain."""
 _OF_WAITING_TASKS = ("durable", "post_submit_commands", "track_driver_via_k8s_api", "yarn_track_via_rm_api")
 """Arguments of ``SparkSubmitOperator`` that need a task which waits for ``spark-submit``."""
 
@@ -185,7 +185,8 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         """
         from export_queue.core.drain import DrainReport
 
-        if not (found := store.reports(drain_id=drain_id)):
+        find = partial(store.reports, drain_id=drain_id)
+        if not (found := _OUTAGE.call(find, check=self.check_killed, on_pause=self._tell_outage)):
             return None
         report = DrainReport.from_dict(found[0])
         for warning in report.warnings():
@@ -297,7 +298,6 @@ class ExportQueueSparkDrainOperator(DrainTask, SparkSubmission):
         if output is not None:
             self._show(output)
         with ExportQueueHook(self.export_queue_conn_id).get_store() as store:
-            _OUTAGE.call(lambda: store.identity, check=self.check_killed, on_pause=self._tell_outage)
             report = self._stored(store, drain.drain_id)
             if report is None:
                 revoke(store.database, drain.task, attempt=drain.attempt)  # it may be alive, without the store

@@ -29,8 +29,6 @@ _REST = 10.0
 _LISTEN_AGAIN_SECONDS = 60.0
 _TAKE_SECONDS = 0.001
 
-_Topic: TypeAlias = tuple[type["Question"], str]
-
 log = logging.getLogger(__name__)
 
 
@@ -58,12 +56,6 @@ class Question(Protocol):
         :raises ExportQueueError: the question cannot be answered.
         """
 
-    def hints(self, work: Reading) -> int | None:
-        """Return the number of the queue whose hints may change the answer; None if no hint does.
-
-        :raises ExportQueueError: there is no such queue.
-        """
-
 
 @dataclass(frozen=True, slots=True)
 class QueueQuestion:
@@ -83,10 +75,9 @@ class QueueQuestion:
 
     def hints(self, work: Reading) -> int:
         """Return the number of the queue, whose commits send hints."""
-        from export_queue.core.queue import find_queue, find_reader
+        from export_queue.core.queue import find_reader, queue_added_to
 
-        queue = find_reader(work, self.queue_id)
-        return queue.number if queue.parent is None else find_queue(work, queue.parent).number
+        return queue_added_to(work, find_reader(work, self.queue_id)).number
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +94,6 @@ class ColumnQuestion:
         from export_queue.core.observers import look
 
         return look(work, self.table, self.column, snapshot, limit=self.limit, since=self.since)
-
-    def hints(self, work: Reading) -> None:
-        """Return None: changes of tables send no hints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +144,6 @@ class DriverQuestion:
         """Look once."""
         return DriverSeen(*self.drain.observe(work))
 
-    def hints(self, work: Reading) -> None:
-        """Return None: drivers send no hints."""
-
 
 @dataclass(frozen=True, slots=True)
 class DriverSeen:
@@ -175,6 +160,10 @@ class DriverSeen:
         return (self.state,) if self.state in ("reported", "silent") else ()
 
 
+_Hinted: TypeAlias = QueueQuestion | TokenQuestion
+"""Questions whose answers may be others after a hint."""
+
+
 @dataclass(slots=True, eq=False)
 class _Ask:
     """A question without an answer yet."""
@@ -183,8 +172,9 @@ class _Ask:
     interval: float
     asked: float
     """When the store was last polled for this trigger; a new trigger shares the last poll of the others."""
-    answer: asyncio.Future[tuple[Any, int]]
-    """The answer, and the number of the poll that found it."""
+    answer: asyncio.Future[Any]
+    poll: int = 0
+    """The number of the poll that found the answer."""
 
 
 @dataclass(slots=True)
@@ -215,8 +205,8 @@ class Poller:
     _is_silent: bool = False
     """Whether the store did not answer the last poll."""
     _listener: Listener | None = None
-    _heard: dict[_Topic, int | None] = field(default_factory=dict)
-    """The topics of the last poll, and the numbers of their queues."""
+    _heard: dict[tuple[type[_Hinted], str], int | None] = field(default_factory=dict)
+    """The numbers whose hints the last poll's questions wait for, by kind of question and queue."""
     _channels: frozenset[int] = frozenset()
     """The numbers that the listener listens for."""
     _listens_again_at: float = float("-inf")
@@ -248,7 +238,8 @@ class Poller:
         ask = _Ask(question, interval, self._looked_at, loop.create_future())
         self._asks.append(ask)
         self._asked.set()
-        answer, self._served[task] = await ask.answer
+        answer = await ask.answer
+        self._served[task] = ask.poll
         return answer
 
     def stop(self) -> None:
@@ -273,7 +264,7 @@ class Poller:
         loop = asyncio.get_running_loop()
         self._asked.clear()
         self._asks = [ask for ask in self._asks if not ask.answer.done()]  # answered, or their trigger has ended
-        hinted = {ask for ask in self._asks if _topic(ask.question) is not None}
+        hinted = {ask for ask in self._asks if isinstance(ask.question, _Hinted)}
         due = min((ask.asked + ask.interval for ask in self._asks), default=float("inf"))
         if self._is_hinted and self._listener is not None and hinted:
             due = min(due, self._rests_until)
@@ -284,7 +275,7 @@ class Poller:
         begun = self._looked_at = loop.time()
         self._polls += 1
         # A trigger past half of its interval is served too, so that all share one poll from then on. So is each that
-        # hints concern, since the poll takes those that have come.
+        # waits for hints, since the poll takes all that have come.
         ready = [ask for ask in self._asks if ask in hinted or ask.asked + ask.interval / 2 <= self._looked_at]
         self._is_hinted = False
         self._watch_listener(False)
@@ -299,7 +290,8 @@ class Poller:
                 log.info("Store %s answers again", self.described.spec.url)
             self._is_silent = False
             for ask in ready:
-                _settle(ask, answers[ask.question], poll=self._polls)
+                ask.poll = self._polls
+                _settle(ask, answers[ask.question])
         now = loop.time()
         self._rests_until = now + max(_HINTED_SECONDS, _REST * (now - begun))
 
@@ -347,7 +339,7 @@ class Poller:
         """Take the hints that have come, and listen for those of new questions before they are answered."""
         if self._listener is not None and not self._listener.wait(_TAKE_SECONDS):
             self._listener = None
-        topics = {topic: question for question in questions if (topic := _topic(question)) is not None}
+        topics = {(type(one), one.queue_id): one for one in questions if isinstance(one, _Hinted)}
         self._heard = {
             topic: self._heard[topic] if topic in self._heard else self._number(store, question)
             for topic, question in topics.items()
@@ -366,8 +358,8 @@ class Poller:
         if self._listener is None:
             self._listens_again_at = self._looked_at + _LISTEN_AGAIN_SECONDS
 
-    def _number(self, store: Store, question: Question) -> int | None:
-        """Return the number of the queue whose hints concern a question; None if none do, or there is no such queue."""
+    def _number(self, store: Store, question: _Hinted) -> int | None:
+        """Return the number whose hints a question waits for; None if there is no such queue."""
         try:
             with store.database.read() as work:
                 return question.hints(work)
@@ -408,13 +400,7 @@ class Poller:
             store.close()
 
 
-def _topic(question: Question) -> _Topic | None:
-    """Return the topic of a question: those of one topic wait for the same hints. None for questions without hints."""
-    queue_id = getattr(question, "queue_id", None)
-    return None if queue_id is None else (type(question), queue_id)
-
-
-def _settle(ask: _Ask, answer: Seen | Exception, *, poll: int = 0) -> None:
+def _settle(ask: _Ask, answer: Seen | Exception) -> None:
     if ask.answer.done():
         return
     if isinstance(answer, StopIteration):  # a future does not accept this error
@@ -422,7 +408,7 @@ def _settle(ask: _Ask, answer: Seen | Exception, *, poll: int = 0) -> None:
     elif isinstance(answer, Exception):
         ask.answer.set_exception(answer)
     else:
-        ask.answer.set_result((answer, poll))
+        ask.answer.set_result(answer)
 
 
 _pollers: dict[Any, Poller] = {}

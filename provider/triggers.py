@@ -8,12 +8,14 @@ import dataclasses
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from export_queue.core.arguments import parse_ranges, seconds, whole_number
 from export_queue.core.errors import ExportQueueError, InvalidArgument
+from export_queue.core.retry import Retry
 from export_queue.hooks import Described, ExportQueueHook, open_store
 from export_queue.hooks.tasks import recorded_state
 from export_queue.polling import (
@@ -70,8 +72,8 @@ class _Silence:
         return self._silent >= _SILENT_SECONDS or self._unchanged >= longest
 
 
-_ASKED_TIMES = 12
-"""How often Airflow is asked for the state of a task before its driver is left alone."""
+_ASKS = Retry(attempts=None, seconds=60.0, first_pause=1.0, longest_pause=5.0)
+"""How long Airflow is asked for the state of a task before its driver is left alone."""
 
 RESUME_SECONDS = 10.0
 """How long a deferred task stays deferred at least.
@@ -176,7 +178,7 @@ class StoreTrigger(BaseEventTrigger):
                     announced = None
                 if not seen.waiting or (announced is not None and not seen.has_news):
                     continue
-                # hints cause polls at any time, but no more events than polls at intervals
+                # A hint may cause a poll at any time. There are no more events than with polls at intervals.
                 pause = min_interval if announced is not None else min(min_interval, self.poll_interval)
                 if (left := announced_at + pause - time.monotonic()) > 0:
                     interval = min(interval, left)
@@ -427,17 +429,15 @@ class ExportQueueDriverTrigger(BaseTrigger):
         """Return whether no person has acted: Airflow calls ``on_kill`` too if another triggerer took the task over."""
         if self.task_instance is None:
             return False
-        for left in reversed(range(_ASKED_TIMES)):
-            try:
-                return await asyncio.to_thread(recorded_state, self.task_instance) == "deferred"
-            except Exception as error:
-                if not left:
-                    self.log.warning(
-                        "Drain %s is not told to stop: the task's state is not known: %s", self.drain.drain_id, error
-                    )
-                    return True
-            await asyncio.sleep(self.poll_interval)
-        raise AssertionError("unreachable")
+        ask = partial(recorded_state, self.task_instance)
+        try:
+            state = await asyncio.to_thread(_ASKS.call, ask, worth_repeating=lambda _: True)
+        except Exception as error:
+            self.log.warning(
+                "Drain %s is not told to stop: the task's state is not known: %s", self.drain.drain_id, error
+            )
+            return True
+        return state == "deferred"
 
     def _revoke(self, described: Described[StoreSpec]) -> None:
         from export_queue.core.locks import revoke

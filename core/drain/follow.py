@@ -33,7 +33,7 @@ from export_queue.core.drain.report import Counts, DrainReport, grouped, total
 from export_queue.core.drain.request import DrainOptions, DrainRequest
 from export_queue.core.errors import ExportQueueError, InvalidArgument, LeaseLost
 from export_queue.core.locks import begin_attempt, check_attempt, end_attempt, release_all
-from export_queue.core.queue import Range, find_queue, find_reader, join_ranges, units_to_watch, waiting_ranges
+from export_queue.core.queue import Range, find_reader, join_ranges, queue_added_to, units_to_watch, waiting_ranges
 from export_queue.core.retry import Retry, is_transient
 from export_queue.core.sinks import FencedSink, Sink, SinkSpec, opened_sink
 from export_queue.core.store import Listener
@@ -305,8 +305,7 @@ class Follower:
 
     def _listen(self) -> Listener | None:
         with self.store.database.read() as work:
-            queue = find_reader(work, self.request.queue_id)
-            number = queue.number if queue.parent is None else find_queue(work, queue.parent).number
+            number = queue_added_to(work, find_reader(work, self.request.queue_id)).number
         return self.store.database.hints.listen(self.store.id, number)
 
     def _pause_after(self, error: Exception, outages: int) -> None:

@@ -24,12 +24,12 @@ from export_queue.core.queue import (
     QueuedEntry,
     Range,
     bucket,
-    find_queue,
     find_state,
     hash_of,
     hidden_seqs,
     in_all_layouts,
     list_dead_letters,
+    queue_added_to,
 )
 from export_queue.core.segments import peek
 from export_queue.core.state import LAST_SEQ, latest_entry
@@ -92,7 +92,7 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
         queued = peek(work, queue, snapshot, key=key, limit=MOST_SHOWN)
         hidden = hidden_seqs(work, queue, snapshot, key, limit=MOST_SHOWN)
         dead = list_dead_letters(work, queue, DeadLetterFilter(key=key), limit=MOST_SHOWN)
-        added_to = queue if queue.parent is None else find_queue(work, queue.parent)
+        added_to = queue_added_to(work, queue)
         writer = queries.versions.last_writer(work, entry_key(added_to.number, key))
         newest = finished_drains(work, queue.id, limit=_REPORTS)
         busy = finished_drains(work, queue.id, idle=False, limit=_REPORTS)

@@ -74,7 +74,14 @@ from export_queue.core.queue.read import (
     waiting_in_rows,
     waiting_ranges,
 )
-from export_queue.core.queue.stored_queues import bind_sink, find_queue, find_reader, find_state, list_queues
+from export_queue.core.queue.stored_queues import (
+    bind_sink,
+    find_queue,
+    find_reader,
+    find_state,
+    list_queues,
+    queue_added_to,
+)
 from export_queue.core.queue.subscriptions import (
     Discarded,
     missing_load,
@@ -145,6 +152,7 @@ __all__ = [
     "oldest_kept",
     "peek",
     "pending",
+    "queue_added_to",
     "queue_of",
     "read_again",
     "read_entries",

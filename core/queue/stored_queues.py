@@ -61,6 +61,11 @@ def unknown_subscription(queue_id: str, name: str, known: Iterable[str]) -> Unkn
     )
 
 
+def queue_added_to(work: Reading, reader: Queue) -> Queue:
+    """Return the queue whose adds bring entries to a reader: of a subscription its queue, otherwise the reader."""
+    return reader if reader.parent is None else find_queue(work, reader.parent)
+
+
 def find_reader(work: Reading, queue_id: str, *, states: bool = False) -> Queue:
     """Read the options of a subscription, or of a queue without subscriptions: one that has its own entries.
 

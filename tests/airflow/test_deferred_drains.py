@@ -168,15 +168,15 @@ def test_a_task_that_resumes_in_an_outage_of_the_store_waits_for_the_report(
     add(airflow_store, "anna")
     end(airflow_store, drain)
     event = {"state": "reported", "drain": asdict(drain), "output": None}
-    outages, identity = [StoreUnavailable("the store is away")] * 3, Store.identity.fget
+    outages, reports = [StoreUnavailable("the store is away")] * 3, Store.reports
     pauses: list[float] = []
 
-    def identified(store: Store) -> Any:
+    def read(store: Store, **selection: Any) -> Any:
         if outages:
             raise outages.pop()
-        return identity(store)
+        return reports(store, **selection)
 
-    monkeypatch.setattr(Store, "identity", property(identified))
+    monkeypatch.setattr(Store, "reports", read)
     monkeypatch.setattr(spark_drain, "_OUTAGE", replace(spark_drain._OUTAGE, sleep=pauses.append))
     report = operator().execute_complete(context(), event)
     assert report["acknowledged"] == 1
@@ -631,7 +631,8 @@ def test_a_task_that_another_triggerer_took_over_is_not_taken_for_one_that_a_per
         return {"r": {"it_3": state}}
 
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
-    made = trigger(drain, poll_interval=0.001)
+    monkeypatch.setattr(triggers, "_ASKS", replace(triggers._ASKS, seconds=0))
+    made = trigger(drain)
     made.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="it", map_index=3)  # type: ignore[assignment]
     asyncio.run(made.on_kill())
     assert is_revoked(airflow_store, drain) is is_ended
@@ -647,12 +648,14 @@ def test_airflow_is_asked_again_for_the_state_of_a_task_that_ends(
             raise answer
         return str(answer)
 
+    pauses: list[float] = []
     monkeypatch.setattr(triggers, "recorded_state", state)
-    made = trigger(drain, poll_interval=0.001)
+    monkeypatch.setattr(triggers, "_ASKS", replace(triggers._ASKS, sleep=pauses.append))
+    made = trigger(drain)
     made.task_instance = SimpleNamespace(task_id="it")  # type: ignore[assignment]
     asyncio.run(made.on_kill())
     assert is_revoked(airflow_store, drain)
-    assert answers == []
+    assert (answers, len(pauses)) == ([], 2)
 
 
 def test_a_person_who_ends_a_deferred_task_ends_its_driver_however_slow_airflow_answers(
