@@ -453,32 +453,64 @@ def test_a_queue_that_is_emptied_and_filled_all_the_time_causes_no_more_events_t
     run(watch())
 
 
-def test_a_hint_that_comes_during_a_poll_for_others_is_not_lost(
-    pg_store: Store, looks: Looks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A trigger of a column asks all the time, and each of its polls takes what hints have come."""
-    committed = threading.Event()
+@pytest.fixture
+def commit_in_next_poll(pg_store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function after which the next poll takes the hint of a commit to ``orders``; it waits for that poll."""
+    wanted, done = threading.Event(), threading.Event()
     inner = polling.Poller._listen
 
     def listen(poller: polling.Poller, store: Any, questions: Any) -> None:
-        if not committed.is_set() and looks.ended >= 2:
+        if wanted.is_set() and not done.is_set():
             add(pg_store, "anna")
-            select.select([poller._listener], [], [], PATIENCE)  # this poll takes the hint
-            committed.set()
+            assert select.select([poller._listener], [], [], PATIENCE)[0], "no hint has come"
+            done.set()
         inner(poller, store, questions)
 
+    def commit() -> None:
+        wanted.set()
+        assert done.wait(PATIENCE)
+
     monkeypatch.setattr(polling.Poller, "_listen", listen)
-
-    async def watch() -> None:
-        orders = watch_orders()
-        column = Watch(ExportQueueNotificationTrigger(table="goods", column="stock", poll_interval=0.05))
-        await asyncio.to_thread(committed.wait)
-        await heard(orders)
-        for one in (orders, column):
-            await one.stop()
-
     pg_store.configure_table("goods", row="str", value="int")
     pg_store.watch("goods", "stock")
+    return commit
+
+
+def watch_goods() -> Watch:
+    """Watch a column, of which no hint tells: it asks all the time, and its polls take what hints have come."""
+    return Watch(ExportQueueNotificationTrigger(table="goods", column="stock", poll_interval=0.05))
+
+
+def test_a_hint_that_comes_during_a_poll_for_others_is_not_lost(
+    looks: Looks, commit_in_next_poll: Callable[[], None]
+) -> None:
+    async def watch() -> None:
+        orders = watch_orders()
+        await looks.another()
+        goods = watch_goods()
+        await asyncio.to_thread(commit_in_next_poll)
+        await heard(orders)
+        for one in (orders, goods):
+            await one.stop()
+
+    run(watch())
+
+
+def test_a_hint_that_was_taken_while_a_trigger_did_not_ask_is_not_lost(
+    pg_store: Store, looks: Looks, commit_in_next_poll: Callable[[], None]
+) -> None:
+    """Airflow takes its time with an event, and meanwhile the trigger waits for nothing."""
+
+    async def watch() -> None:
+        async with polled_store("export_queue_default") as poller:
+            found = await poller.look(QueueQuestion("orders", None), 3600)
+            goods = watch_goods()
+            await asyncio.to_thread(commit_in_next_poll)
+            await looks.another()
+            await goods.stop()  # whose next poll would serve all
+            found = await poller.look(QueueQuestion("orders", None, since=found), 3600)
+            assert found.has_news
+
     run(watch())
 
 
