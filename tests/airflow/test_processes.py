@@ -14,12 +14,14 @@ import signal
 import sqlite3
 import subprocess
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 from tests.support.airflow_processes import ANSWER_SECONDS, RUN_SECONDS, AirflowProcesses
 from tests.support.environments import Environment
 from tests.support.fake_spark import DETACHED, FakeSpark, is_alive
@@ -250,7 +252,8 @@ def airflow(site: Site) -> Iterator[AirflowProcesses]:
     environment = site.environment()
     migrate = [site.python.with_name("airflow"), "db", "migrate"]
     subprocess.run(migrate, env=environment, check=True, capture_output=True, timeout=300)
-    with AirflowProcesses(site.folder, environment, site.python) as running:
+    users = {"head": "admin", "guest": "viewer"}
+    with AirflowProcesses(site.folder, environment, site.python, users) as running:
         yield running
 
 
@@ -275,12 +278,11 @@ def test_a_task_has_links_and_tells_its_lineage(airflow: AirflowProcesses, site:
         "Dead letters": f"{page}/letters?reader=told",
         "Export Queue page": f"{page}/reader?reader=told",
     }
-    with urllib.request.urlopen(f"{airflow.url}/auth/token", timeout=ANSWER_SECONDS) as answer:
-        token = json.load(answer)["access_token"]
     for link in links.values():
-        request = urllib.request.Request(f"{airflow.url}{link}", headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
-            assert "told" in answer.read().decode()
+        for user, status in ((None, 401), ("guest", 403), ("head", 200)):
+            found, text = _page(airflow, link, user)
+            assert found == status
+            assert ("told" in text) is (status == 200)
     pytest.importorskip("airflow.providers.openlineage")
     lines = (site.folder / "lineage.ndjson").read_text().splitlines()
     events = {one["eventType"]: one for one in map(json.loads, lines) if one["job"]["name"] == "told.drain"}
@@ -768,30 +770,96 @@ def test_a_mapped_deferred_drain_ends_right_whichever_process_of_airflow_is_kill
     assert store.backlog("parts") == []
 
 
-def test_a_browser_shows_the_page_in_the_ui(airflow: AirflowProcesses, store: Store, tmp_path: Path) -> None:
-    """With ``EXPORT_QUEUE_SCREENSHOTS``, a folder, the pictures of docs/ui.md are written there."""
+def _page(airflow: AirflowProcesses, path: str, user: str | None) -> tuple[int, str]:
+    """Ask for a page as a user, or as nobody; returns the status and the text."""
+    headers = {} if user is None else {"Authorization": f"Bearer {airflow.token(user)}"}
+    request = urllib.request.Request(f"{airflow.url}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("Chromium is missing: apt-get install chromium")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+def test_a_browser_shows_the_page_and_retries_and_drops_what_somebody_clicks(
+    airflow: AirflowProcesses, store: Store, browser: Browser, tmp_path: Path
+) -> None:
+    """With ``EXPORT_QUEUE_SCREENSHOTS``, a folder, the pictures of docs/ui.md are written there."""
     _fill_for_pictures(store)
+    refused = store.dead_letters.count("parcels")
+    assert refused == 2
     pictures = Path(os.environ.get("EXPORT_QUEUE_SCREENSHOTS") or tmp_path)
+    context = browser.new_context(base_url=airflow.url)
+    context.set_default_timeout(ANSWER_SECONDS * 1000)
+    page = context.new_page()
+    console: list[str] = []  # what the policy of the page refuses, its style sheet or the frame, is an error here
+    page.on("console", lambda message: console.append(message.text))
+    page.on("pageerror", lambda error: console.append(str(error)))
 
-    def opened(path: str, *flags: str) -> str:
-        always = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--hide-scrollbars")
-        command = [chromium, *always, *flags, f"--user-data-dir={tmp_path / 'profile'}", f"{airflow.url}{path}"]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-        # what the policy of the page refuses, its style sheet or the frame, is an error in the console
-        assert "Content Security Policy" not in done.stderr, done.stderr
-        return done.stdout
+    def keep_pictures(name: str, height: int) -> None:
+        page.set_viewport_size({"width": 1100, "height": height})
+        for scheme, suffix in (("light", ""), ("dark", "-dark")):
+            page.emulate_media(color_scheme=scheme)
+            back, text = page.evaluate(
+                "(style => [style.backgroundColor, style.color])(getComputedStyle(document.body))"
+            )
+            assert (_light_of(back) > _light_of(text)) is (scheme == "light")
+            picture = pictures / f"ui-{name}{suffix}.png"
+            page.screenshot(path=picture)
+            assert 2_000 < picture.stat().st_size < 150_000
 
-    letters = "/export-queue/connections/export_queue_default/letters?reader=parcels"
-    for path, name, size in (("/export-queue/", "ui-overview", "1100,360"), (letters, "ui-letters", "1100,400")):
-        picture = pictures / f"{name}.png"
-        opened(path, f"--screenshot={picture}", f"--window-size={size}")
-        assert 2_000 < picture.stat().st_size < 150_000
-    assert ">parcels<" in opened("/export-queue/", "--dump-dom")
-    in_the_ui = opened("/plugin/export-queue", "--dump-dom", "--virtual-time-budget=20000")
-    assert re.search(r'<iframe[^>]* src="/export-queue/"', in_the_ui), in_the_ui
+    page.goto("/auth/login?next=/export-queue/")
+    page.get_by_label("Username").fill("head")
+    page.get_by_label("Password").fill(airflow.passwords["head"])
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/export-queue/")
+    parcels = page.get_by_role("link", name="parcels", exact=True)
+    parcels.wait_for()
+    keep_pictures("overview", 360)
+    parcels.click()
+    page.get_by_role("heading", name="parcels").wait_for()
+    keep_pictures("reader", 760)
+    page.get_by_role("link", name="see them").click()
+    page.get_by_role("link", name="Retry …").wait_for()
+    keep_pictures("letters", 400)
+
+    page.get_by_role("link", name="Retry …").click()
+    page.get_by_role("link", name="Cancel").click()
+    assert store.dead_letters.count("parcels") == refused
+    page.get_by_label("Key").fill("parcel--1")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("link", name="Drop …").click()
+    page.get_by_role("button", name="Drop").click()
+    page.wait_for_load_state()
+    assert [letter.key for letter in store.dead_letters.list("parcels")] == ["parcel--4"]
+    page.goto("/export-queue/connections/export_queue_default/letters?reader=parcels")
+    page.get_by_role("link", name="Retry …").click()
+    page.get_by_role("button", name="Retry").click()
+    page.wait_for_load_state()
+    assert store.dead_letters.count("parcels") == 0
+    assert {act.who for act in store.dead_letters.audit("parcels")} == {"head"}
+
+    page.goto("/plugin/export-queue")
+    page.frame_locator("iframe").get_by_role("link", name="parcels", exact=True).wait_for()
+    assert not [line for line in console if "Content Security Policy" in line], console
+    context.close()
+
+
+def _light_of(color: str) -> int:
+    """The light of ``rgb(red, green, blue)``."""
+    return sum(map(int, re.findall(r"\d+", color)[:3]))
 
 
 def _fill_for_pictures(store: Store) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -37,12 +38,19 @@ class AirflowProcesses:
     :param folder: for their logs.
     :param environment: their environment, with Airflow's settings and connections; its database exists.
     :param python: whose ``airflow`` they are, by default this process's.
+    :param users: the role of each user's name, the first one an admin. Without any, everybody is an admin.
     """
 
     # Not `airflow standalone`: its log servers listen on every address. `-s` leaves them out.
     programs = (("api-server", "-w", "1"), ("scheduler", "-s"), ("dag-processor",), ("triggerer", "-s"))
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], python: Path = Path(sys.executable)) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        python: Path = Path(sys.executable),
+        users: Mapping[str, str] | None = None,
+    ) -> None:
         port = free_port()
         self.url = f"http://{HOST}:{port}"
         self.folder = folder
@@ -56,8 +64,14 @@ class AirflowProcesses:
             "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
             # a busy machine answers late: tasks must not fail for that
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": str(ANSWER_SECONDS),
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": str(not users),
         }
+        self.passwords = {name: secrets.token_urlsafe() for name in users or ()}
+        if users:
+            kept = folder / "passwords.json"
+            kept.write_text(json.dumps(self.passwords))
+            self._environment["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"] = str(kept)
+            self._environment["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"] = ",".join(map(":".join, users.items()))
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._token = ""
 
@@ -109,8 +123,7 @@ class AirflowProcesses:
         :param path: below ``/api/v2``.
         """
         if not self._token:
-            with urllib.request.urlopen(f"{self.url}/auth/token", timeout=ANSWER_SECONDS) as answer:
-                self._token = json.load(answer)["access_token"]
+            self._token = self.token()
         request = urllib.request.Request(
             f"{self.url}/api/v2{path}",
             method=method,
@@ -119,6 +132,15 @@ class AirflowProcesses:
         )
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
             return json.load(answer)
+
+    def token(self, user: str | None = None) -> str:
+        """Sign a user in, by default the first one, and return the token that requests carry."""
+        request = urllib.request.Request(f"{self.url}/auth/token", headers={"Content-Type": "application/json"})
+        if self.passwords:
+            name = user or next(iter(self.passwords))
+            request.data = json.dumps({"username": name, "password": self.passwords[name]}).encode()
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            return str(json.load(answer)["access_token"])
 
     def unpause(self, dag_id: str) -> None:
         """Let a DAG run once the DAG processor has found it."""
