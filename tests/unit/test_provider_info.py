@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from export_queue import __version__
 from export_queue.get_provider_info import get_provider_info
@@ -120,6 +123,34 @@ def test_no_module_with_a_hook_an_operator_or_a_sensor_is_forgotten() -> None:
         if public.search(path.read_text())
     }
     assert found == named
+
+
+def test_the_providers_registry_is_told_of_every_class_in_the_words_of_its_docstring() -> None:
+    """The official registry reads it. Addresses of the project come into it and into the metadata at once."""
+    told = yaml.safe_load((ROOT / ".airflow-registry.yaml").read_text("utf-8"))
+    assert [told["package-name"], told["display-name"], told["description"]] == [
+        INFO[key] for key in ("package-name", "name", "description")
+    ]
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"].get("urls", {})
+    assert [told.get("docs-url"), told.get("source-url")] == [urls.get("Documentation"), urls.get("Source")]
+    kinds = ("hooks", "operators", "sensors", "triggers")
+    listed = {one["module"]: one["description"] for kind in (*kinds, "other") for one in told[kind]}
+    for name, description in listed.items():
+        module, _, last = name.rpartition(".")
+        files = (
+            [source_of(module)] if source_of(module).is_file() else [*(ROOT / module.partition(".")[2]).glob("*.py")]
+        )
+        bodies = [node for file in files for node in ast.parse(file.read_text("utf-8")).body]
+        (defined,) = [node for node in bodies if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == last]
+        assert description == str(ast.get_docstring(defined)).partition("\n")[0], name
+    public = re.compile(r"^class (?P<name>[A-Z]\w*(?:Hook|Operator|Sensor)|ExportQueue\w*Trigger)\(", re.MULTILINE)
+    for kind in kinds:
+        modules = [source_of(module) for item in INFO[kind] for module in item["python-modules"]]
+        found = {match["name"] for module in modules for match in public.finditer(module.read_text("utf-8"))}
+        assert {one["module"] for one in told[kind]} == {f"export_queue.{kind}.{name}" for name in found}
+    others = {path.rpartition(".")[2] for key in ("notifications", "queues") for path in INFO[key]}
+    others |= {one["class-name"].rpartition(".")[2] for one in INFO["task-decorators"]}
+    assert {one["module"].rpartition(".")[2] for one in told["other"]} >= others
 
 
 def test_the_connection_form_has_texts_and_nullable_fields() -> None:
