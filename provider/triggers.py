@@ -18,7 +18,8 @@ from export_queue.core.errors import ExportQueueError, InvalidArgument
 from export_queue.core.retry import Retry
 from export_queue.hooks import Described, ExportQueueHook, open_store
 from export_queue.hooks.tasks import recorded_state
-from export_queue.polling import (
+from export_queue.polling import polled_store
+from export_queue.questions import (
     ColumnQuestion,
     DriverQuestion,
     DriverSeen,
@@ -26,7 +27,6 @@ from export_queue.polling import (
     QueueQuestion,
     Seen,
     TokenQuestion,
-    polled_store,
 )
 
 if TYPE_CHECKING:

@@ -37,6 +37,7 @@ from export_queue import (
     Store,
     StoreUnavailable,
     polling,
+    questions,
     triggers,
 )
 from export_queue.core.drain import DrainRequest, SubmittedDrain, drain_as_requested
@@ -482,10 +483,10 @@ def test_a_driver_is_announced_as_silent_if_it_was_for_two_of_its_signs_without_
     left = iter([*states, (22, "silent"), (32, "silent"), (41, "silent"), (42, "silent"), (50, "reported")])
     now = 0
 
-    async def look(*given: Any) -> polling.DriverSeen:
+    async def look(*given: Any) -> questions.DriverSeen:
         nonlocal now
         now, state = next(left)
-        return polling.DriverSeen(state)
+        return questions.DriverSeen(state)
 
     monkeypatch.setattr("export_queue.triggers.time", SimpleNamespace(monotonic=lambda: now))
 
@@ -504,10 +505,10 @@ def announced_at(drain: SubmittedDrain, looks: Iterator[tuple[float, str, int | 
     """Let a trigger see times of polls, states and signs; return when it announced which state, None if it did not."""
     now = 0.0
 
-    async def look(*given: Any) -> polling.DriverSeen:
+    async def look(*given: Any) -> questions.DriverSeen:
         nonlocal now
         now, state, sign = next(looks, (now, "reported", None))
-        return polling.DriverSeen(state, sign)  # type: ignore[arg-type]
+        return questions.DriverSeen(state, sign)  # type: ignore[arg-type]
 
     async def watch() -> str:
         (state,) = [event.payload["state"] async for event in trigger(drain, poll_interval=5).run()]

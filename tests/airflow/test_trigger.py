@@ -33,7 +33,8 @@ from export_queue import (
 )
 from export_queue.core.queue import Range, Sighting
 from export_queue.core.store.hints import HintTraffic
-from export_queue.polling import QueueQuestion, polled_store
+from export_queue.polling import polled_store
+from export_queue.questions import QueueQuestion
 from export_queue.triggers import ExportQueueDrainedTrigger, ExportQueueNotificationTrigger, ExportQueueTrigger
 
 
