@@ -90,9 +90,13 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
     snapshot = take_snapshot(database)
     with database.read() as work:
         queued = peek(work, queue, snapshot, key=key, limit=MOST_SHOWN)
-        hidden = hidden_seqs(work, queue, snapshot, key, limit=MOST_SHOWN)
         dead = list_dead_letters(work, queue, DeadLetterFilter(key=key), limit=MOST_SHOWN)
         added_to = queue_added_to(work, queue)
+        hidden = {  # a first load adds to the subscription itself
+            seq
+            for staged_for in (queue, added_to)
+            for seq in hidden_seqs(work, staged_for, snapshot, key, limit=MOST_SHOWN)
+        }
         writer = queries.versions.last_writer(work, entry_key(added_to.number, key))
         newest = finished_drains(work, queue.id, limit=_REPORTS)
         busy = finished_drains(work, queue.id, idle=False, limit=_REPORTS)
@@ -107,7 +111,7 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
         unit=units[-1],
         last_commit=commit,
         queued=tuple(queued),
-        not_committed=tuple(hidden),
+        not_committed=tuple(sorted(hidden)[:MOST_SHOWN]),
         dead=tuple(dead),
         exported=_exported(database, queue, key, commit),
         last_drain=next((one for one in newest if _covers(one.report.ranges + one.report.skipped, units)), None),

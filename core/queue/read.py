@@ -402,9 +402,12 @@ def hidden_seqs(work: Reading, queue: Queue, snapshot: Snapshot, key: bytes, *, 
     """Read the sequences of a key's entries that are stored but not committed in a snapshot.
 
     Long transactions staged them that are in progress, or that ended without a commit and await clean-up.
+
+    :param queue: the queue to which they were added. Those of a queue with subscriptions get a bucket of each
+        subscription at the commit; until then they are in bucket 0 of layout 0.
     """
+    places = [(layout.number, bucket(key, layout.buckets)) for layout in queue.layouts()]
     found: list[int] = []
-    for layout in queue.layouts():
-        at = bucket(key, layout.buckets), key
-        found += queries.entries.hidden_seqs(work, queue.number, layout.number, snapshot, at=at, rows=limit)
+    for layout, of_key in [(0, 0)] if queue.fans_out else places:
+        found += queries.entries.hidden_seqs(work, queue.number, layout, snapshot, at=(of_key, key), rows=limit)
     return sorted(found)[:limit]

@@ -88,6 +88,23 @@ def test_a_key_of_which_nothing_is_known(store: Store, queue_id: str) -> None:
     assert (story.last_drain, story.possible_delivery) == (None, None)
 
 
+def test_what_is_staged_for_a_subscription_is_in_its_story(store: Store) -> None:
+    store.configure_queue("airports", buckets=16, buckets_per_range=4, value="str", subscriptions=["cache", "search"])
+    with store.transaction(long=True) as tx:
+        tx.queue("airports").add("OSL", "Oslo")
+        tx.flush()
+        for reader in ("airports/cache", "airports/search"):
+            assert store.why(reader, "OSL").not_committed == (tx.id,)
+            assert store.why(reader, "CPH").not_committed == ()
+    assert store.why("airports/cache", "OSL").not_committed == ()
+    store.subscribe("airports", "reports")
+    with store.first_load("airports/reports") as load:
+        load.add("OSL", "Oslo")
+        load.flush()
+        assert store.why("airports/reports", "OSL").not_committed == (load.id,)
+        assert store.why("airports/cache", "OSL").not_committed == ()
+
+
 def test_the_story_of_a_key_from_its_commit_to_the_drain(store: Store, queue_id: str) -> None:
     long = context_of(store, OpenTransaction(store.database, kind="long"))
     long.queue(queue_id).add("anna", "v")
