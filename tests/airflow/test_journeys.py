@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 import pytest
-import yaml
+from tests.support.alerts import fired_alerts
 from tests.support.elasticsearch import VERSIONS, ElasticsearchServer
 from tests.support.environments import Environment
 from tests.support.fixtures import private_or_skip
@@ -314,7 +314,7 @@ def test_each_row_about_retries_has_a_test(heading: str) -> None:
         assert f"test_{name}" in names, f"{module}::test_{name}"
 
 
-# -- 4. an index is stale ----------------------------------------------------------------------------------------------
+# -- 4. an index is stale; tests/integration/test_stale_page.py follows the other rows of the page ---------------------
 
 
 SET_UP = """
@@ -349,22 +349,8 @@ def _describe(shell: Shell, name: str, kind: str, options: dict[str, Any]) -> No
 
 
 def _alerts(shell: Shell) -> dict[str, dict[str, str]]:
-    """Read the metrics, and return the command and the page of each alert whose limit is passed, by its name."""
-    samples: dict[str, list[tuple[str, float]]] = {}
-    for name, labels, value in re.findall(
-        r"^(export_queue_\w+)(?:\{(.*)\})? (\S+)$", shell.run("export-queue metrics"), re.MULTILINE
-    ):
-        samples.setdefault(name, []).append((labels, float(value)))
-    (group,) = yaml.safe_load((DOCS / "monitoring" / "alerts.yml").read_text())["groups"]
-    fired = {}
-    for rule in group["rules"]:
-        metric, _, limit = rule["expr"].partition(" > ")
-        for labels, value in samples.get(metric, []):
-            if value > float(limit):
-                notes = rule["annotations"]
-                queue = "".join(re.findall(r'queue="(.*?)"', labels))
-                fired[rule["alert"]] = {**notes, "command": notes["command"].replace("{{ $labels.queue }}", queue)}
-    return fired
+    """Return the texts of each alert whose limit is passed, by its name."""
+    return fired_alerts(shell.run("export-queue metrics"))
 
 
 @pytest.fixture
@@ -449,17 +435,6 @@ def test_a_refused_entry_is_found_mended_and_proven_in_the_order_of_the_page(
     assert "no differences" in shell.run(prove)
     assert _alerts(shell).keys() <= {"ExportQueueNotCleanedUp"}
     assert documents(search, "products")["2"]["price"] == 7
-
-
-def test_every_cure_of_the_page_about_stale_copies_is_reached_from_a_row() -> None:
-    """Each finding of a command of the page stands in a table, so that nobody on call is left without a next step."""
-    rows = rows_of("stale.md", "1. Find the reader and its problem")
-    assert all(len(row) == 3 and row[2] for row in rows)
-    text = " ".join(" ".join(row) for row in rows)
-    for column in ("entries", "last_drain", "dead", "first_load", "incomplete"):
-        assert f"`{column}`" in text
-    for command in ("reports", "locks", "drain"):
-        assert f"export-queue {command}" in text
 
 
 # -- 5. into production ------------------------------------------------------------------------------------------------
