@@ -101,7 +101,7 @@ class OnCall:
         program, *words = shlex.split(command)
         name = " ".join([program, *words[: 1 + (words[0] in TWO_WORDS)]])
         for text in (name, *(word for word in words if word.startswith("--"))):
-            assert text in self._read, f"nothing that was read names {text!r}"
+            assert re.search(rf"(?<![\w-]){text}(?![\w-])", self._read), f"nothing that was read names {text!r}"
         self._commands += 1
         told = run_cli(*words, url=self._url, status=status, complaint=False)
         self._read += told
@@ -342,7 +342,6 @@ def test_a_reader_without_its_first_load_gets_it(
     on_call.is_alerted("ExportQueueFirstLoadMissing")
     line, _ = on_call.status()
     assert line["first_load"] == "missing"
-    on_call.open("first-loads.md")
     on_call.run("export-queue first-load products/search")
     on_call.run("export-queue drain products/search")
     on_call.is_well()
@@ -380,6 +379,7 @@ def test_a_sink_that_lacks_a_dropped_entry_is_repaired_and_declared_complete(
     line, _ = on_call.status()
     assert line["incomplete"] == "True"
     assert "were dropped" in line["marks"]
+    assert "with `--repair`" in _row("`incomplete`")[2]
     verify, complete = on_call.block("5.").splitlines()
     assert "1 repaired" in on_call.run(f"{verify} --repair")
     on_call.run(complete)
@@ -398,6 +398,7 @@ def test_a_sink_that_differs_is_repaired(
     on_call.is_alerted("ExportQueueCopyDiffers")
     line, _ = on_call.status()
     assert line["last_comparison"].endswith(" 1 differences")
+    assert "with `--repair`" in _row("`last_comparison`")[2]
     assert "1 repaired" in on_call.run(f"{on_call.block('5.').splitlines()[0]} --repair")
     on_call.is_well()
     assert prices() == {"1": 5, "2": 6}
