@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from types import TracebackType
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from export_queue.core.errors import StoreError, StoreNotCreated, StoreUnavailable
 from export_queue.core.interruptions import raised_by_handler
@@ -70,6 +71,48 @@ class Translator:
             raise translated from (translated.__cause__ if cause is translated else cause)
 
 
+class EnginePool(QueuePool):
+    """The engine's pool. It keeps ``KEPT_CONNECTIONS`` together with those that :class:`Pool` keeps in front of it."""
+
+    idle_in_front: Sized = ()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.logger = logging.getLogger("sqlalchemy.pool")  # not one of this library's, at whose level users log
+        self._taking: set[object] = set()
+        """One object for each thread that takes a connection here, or waits for one."""
+
+    def may_keep_in_front(self) -> bool:
+        """Return whether an idle connection may be kept in front: nobody waits for it here, and few are idle."""
+        return not self._taking and self._keeps_few()
+
+    def _keeps_few(self) -> bool:
+        return self.checkedin() + len(self.idle_in_front) < KEPT_CONNECTIONS
+
+    def recreate(self) -> EnginePool:
+        made = super().recreate()
+        assert isinstance(made, EnginePool)
+        made.idle_in_front = self.idle_in_front
+        return made
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        taker = object()
+        try:
+            self._taking.add(taker)
+            return super()._do_get()
+        finally:
+            self._taking.discard(taker)
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        if self._taking or self._keeps_few():
+            super()._do_return_conn(record)
+            return
+        try:
+            record.close()
+        finally:
+            self._dec_overflow()
+
+
 class Loan:
     """A connection that one thread uses."""
 
@@ -96,6 +139,7 @@ class Pool:
         self.translator = translator
         self._idle: list[tuple[sa.PoolProxiedConnection, object]] = []
         """The one used last is at the end and lent first, since its caches are warm."""
+        self._count_idle()
         self._lent: dict[object, int] = {}
         """By loan the thread that uses a connection, or is about to."""
         self.answer_seconds: float | None = None
@@ -136,7 +180,7 @@ class Pool:
     def check_in(self, loan: Loan) -> None:
         """Take back a connection of :meth:`check_out`."""
         try:
-            if len(self._idle) < KEPT_CONNECTIONS and self._driver.is_idle(loan.driver_connection):
+            if self._has_room() and self._driver.is_idle(loan.driver_connection):
                 self._idle.append((loan.pooled, loan.driver_connection))
             else:
                 loan.pooled.close()
@@ -209,6 +253,14 @@ class Pool:
                     pooled.invalidate()
                 pooled.close()
 
+    def _count_idle(self) -> None:
+        if isinstance(self.engine.pool, EnginePool):
+            self.engine.pool.idle_in_front = self._idle
+
+    def _has_room(self) -> bool:
+        pool = self.engine.pool
+        return pool.may_keep_in_front() if isinstance(pool, EnginePool) else len(self._idle) < KEPT_CONNECTIONS
+
     def _unused(self) -> sa.PoolProxiedConnection | None:
         with contextlib.suppress(IndexError):
             pooled, raw = self._idle.pop()
@@ -279,4 +331,5 @@ class Pool:
         self._idle = []
         self._lent = {}
         self.engine.dispose(close=False)
+        self._count_idle()
         self.refusal = refusal

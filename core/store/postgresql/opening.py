@@ -12,6 +12,7 @@ from export_queue.core.drivers import bare_url, check_postgresql_files, postgres
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.store.dialect import Dialect
 from export_queue.core.store.limits import KEPT_CONNECTIONS, MOST_CONNECTIONS
+from export_queue.core.store.pool import EnginePool
 from export_queue.core.store.postgresql.administration import PostgresAdministration, PostgresLocks, PostgresServer
 from export_queue.core.store.postgresql.connection import CLIENT_DEFAULTS, PostgresDriver, bound_connections
 from export_queue.core.store.postgresql.transactions import PostgresSteps
@@ -48,6 +49,7 @@ def open_engine(
             "client_encoding": "UTF8",  # can send every text, whatever the role's default is
             **prepare,
         },
+        poolclass=EnginePool,
         pool_size=KEPT_CONNECTIONS,
         max_overflow=MOST_CONNECTIONS - KEPT_CONNECTIONS,
         pool_pre_ping=False,

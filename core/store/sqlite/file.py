@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from export_queue.core.errors import StoreError, StoreNotCreated, StoreUnavailable
 from export_queue.core.store.limits import KEPT_CONNECTIONS, MOST_CONNECTIONS
+from export_queue.core.store.pool import EnginePool
 from export_queue.core.store.sqlite.filelock import FileLock
 
 LOCK_SECONDS = 30.0
@@ -215,7 +216,7 @@ def open_engine(url: sa.URL, file: StoreFile) -> sa.Engine:
         isolation_level="AUTOCOMMIT",
         hide_parameters=True,  # errors must not show values of entries
         creator=file.connect,
-        poolclass=sa.QueuePool,
+        poolclass=EnginePool,
         pool_size=KEPT_CONNECTIONS,
         max_overflow=MOST_CONNECTIONS - KEPT_CONNECTIONS,
         pool_use_lifo=True,  # the connection that was used last has the newest pages in its cache
