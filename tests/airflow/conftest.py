@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.environments import Environment
+from tests.support.pages import Shell
 
 ROOT = Path(__file__).parents[2]
 HOME = Path(tempfile.mkdtemp(prefix="export-queue-airflow-"))
@@ -179,6 +181,21 @@ def keep_in_secrets_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("airflow.sdk.configuration._secrets_backend_cache", {}, raising=False)
 
     return define
+
+
+@pytest.fixture
+def shell(wheel_environment: Environment, tmp_path: Path) -> Shell:
+    """A shell in an empty folder, with Airflow's home in it."""
+    home = tmp_path / "airflow"
+    (home / "dags").mkdir(parents=True)
+    settings = {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
+        "AIRFLOW__API_AUTH__JWT_SECRET": "only-for-tests-" * 5,
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+    }
+    return Shell(wheel_environment, tmp_path, settings)
 
 
 @pytest.fixture

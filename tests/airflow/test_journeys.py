@@ -1,16 +1,16 @@
-"""Five journeys: each page is followed word by word, with the wheel in a new environment and with real servers.
+"""Journeys: each page is followed word by word, with the wheel in a new environment and with real servers.
 
-Journey 3, and all example DAGs, run in Airflow's own processes: ``test_processes.py``.
+Journey 3, and all example DAGs, run in Airflow's own processes: ``test_processes.py``. Journey 5, into production:
+``test_production.py``.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.support.elasticsearch import VERSIONS, ElasticsearchServer
 from tests.support.environments import Environment
 from tests.support.fixtures import private_or_skip
 from tests.support.pages import DOCS, Shell, assert_shown, blocks_of, rows_of
-from tests.support.servers import PostgresServer, RedisServer, find_postgres_programs, free_port
+from tests.support.servers import PostgresServer, RedisServer, free_port
 
 from export_queue import Store
 
@@ -38,21 +38,6 @@ def search(elasticsearch_server: ElasticsearchServer) -> Iterator[ElasticsearchS
         elasticsearch_server.request("DELETE", f"/{name}-000001")
     for name in ("customers", "products", "products%2Fsearch", "%2A"):
         elasticsearch_server.request("DELETE", f"/xq_control/_doc/{name}")
-
-
-@pytest.fixture
-def shell(wheel_environment: Environment, tmp_path: Path) -> Shell:
-    """A shell in an empty folder, with Airflow's home in it."""
-    home = tmp_path / "airflow"
-    (home / "dags").mkdir(parents=True)
-    settings = {
-        "AIRFLOW_HOME": str(home),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
-        "AIRFLOW__API_AUTH__JWT_SECRET": "only-for-tests-" * 5,
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
-    }
-    return Shell(wheel_environment, tmp_path, settings)
 
 
 def documents(server: ElasticsearchServer, index: str) -> dict[str, Any]:
@@ -435,116 +420,3 @@ def test_a_refused_entry_is_found_mended_and_proven_in_the_order_of_the_page(
     assert "no differences" in shell.run(prove)
     assert _alerts(shell).keys() <= {"ExportQueueNotCleanedUp"}
     assert documents(search, "products")["2"]["price"] == 7
-
-
-# -- 5. into production ------------------------------------------------------------------------------------------------
-
-
-def _steps() -> dict[str, str]:
-    """The table of docs/production.md: what each step says to do."""
-    _, _, below = (DOCS / "production.md").read_text("utf-8").partition("| step | do | page |\n")
-    lines = below.partition("\n\n")[0].splitlines()[1:]
-    cells = [line.strip("|").split(" | ") for line in lines]
-    return {cell[0].strip().partition(" ")[2]: " ".join(cell[1:]) for cell in cells}
-
-
-def _grants() -> str:
-    """The statements of docs/operations.md that give an application its rights."""
-    (block,) = [
-        block
-        for block in blocks_of("operations.md")
-        if block.heading == "Give roles their rights" and re.search(r"^grant ", block.text, re.MULTILINE)
-    ]
-    return block.text
-
-
-def test_the_steps_into_production_are_in_an_order_that_works() -> None:
-    steps = [*_steps()]
-    for earlier, later in (
-        ("create the store", "give roles their rights"),
-        ("give roles their rights", "check"),
-        ("define connections", "check"),
-        ("check", "watch"),
-        ("watch", "back up"),
-        ("back up", "prove"),
-    ):
-        assert steps.index(earlier) < steps.index(later)
-
-
-@pytest.mark.full("the command line starts fifteen times, and a server of PostgreSQL")
-@pytest.mark.timeout(600)
-def test_a_store_goes_into_production_in_the_order_of_the_page(shell: Shell, own_server: PostgresServer) -> None:
-    steps = _steps()
-    server = own_server
-    address = f"{server.host}:{server.port}/app"
-
-    def as_role(role: str) -> None:
-        shell.variables["EXPORT_QUEUE_STORE"] = f"postgresql://{role}@{address}"
-
-    def run(step: str, command: str, more: str = "", **options: Any) -> str:
-        assert f"`{command}`" in steps[step] or command in steps[step], f"step {step} no longer says {command}"
-        return shell.run(f"{command} --password env:STORE_PASSWORD {more}", **options)
-
-    with psycopg.connect(server.url().replace("+psycopg", ""), autocommit=True) as admin:
-        admin.execute("create database app")
-        for role in ("app", "shop", "carrier"):
-            admin.execute(f"create role {role} login password '{server.password}'")
-    shell.variables |= {"STORE_PASSWORD": server.password}
-    description = {"kind": "sql", "options": {"url": f"sqlite:///{shell.folder}/copies.db"}, "name": "copies"}
-    (shell.folder / "copies.json").write_text(json.dumps(description))
-
-    as_role(server.user)
-    assert "is ready" in run("create the store", "export-queue init")
-    as_role("app")
-    told = run("check", "export-queue doctor", status=1)
-    assert "grant " in told, "the doctor names the statements"
-    with psycopg.connect(f"postgresql://{server.user}:{server.password}@{address}", autocommit=True) as owner:
-        owner.execute(_grants().encode())
-    told = run("check", "export-queue doctor", "--sink copies.json")
-    assert "0 errors" in told
-    assert re.search(r"ok +sink copies", told)
-
-    use = "--password env:STORE_PASSWORD"
-    shell.run(f"export-queue configure products --state {use}")
-    as_role(server.user)
-    for kind, role in (("writer", "shop"), ("drainer", "carrier")):
-        assert "`export-queue grants`" in steps["give roles their rights"]
-        statements = shell.run(f"export-queue grants {kind} {role} {use}")
-        with psycopg.connect(f"postgresql://{server.user}:{server.password}@{address}", autocommit=True) as owner:
-            owner.execute(statements.encode())
-    as_role("shop")
-    shell.run(f"""export-queue add products 1 '{{"price": 5}}' {use}""")
-    assert "permission" in shell.run(f"export-queue drain products --sink copies.json {use}", status=1)
-    as_role("carrier")
-    assert "0 errors" in run("check", "export-queue doctor", "--sink copies.json")
-    assert "1 acknowledged" in shell.run(f"export-queue drain products --sink copies.json {use}")
-    as_role("app")
-    shell.run(f"""export-queue add products 2 '{{"price": 6}}' {use}""")
-    assert 'export_queue_queue_entries{queue="products"} 1' in shell.run(f"export-queue metrics {use}")
-
-    _a_backup_is_restored(shell, server, as_role)
-
-    told = shell.run(f"export-queue drain products --sink copies.json {use}")
-    assert "1 acknowledged" in told
-    assert "no differences" in shell.run(f"export-queue verify products --sink copies.json {use}")
-    with sqlite3.connect(shell.folder / "copies.db") as copies:
-        assert copies.execute("select id from products_live order by id").fetchall() == [("1",), ("2",)]
-
-
-def _a_backup_is_restored(shell: Shell, server: PostgresServer, as_role: Callable[[str], None]) -> None:
-    """Follow docs/backups.md for PostgreSQL: dump, lose the schema, restore, adopt, and grant again."""
-    (block,) = [block for block in blocks_of("backups.md", "text") if "pg_dump" in block.text]
-    dump, restore = block.text.splitlines()
-    shell.variables |= {
-        "PGHOST": server.host,
-        "PGPORT": str(server.port),
-        "PGUSER": server.user,
-        "PGPASSWORD": server.password,
-        "PATH": f"{find_postgres_programs()}{os.pathsep}{shell.variables['PATH']}",
-    }
-    shell.run(dump)
-    shell.run('psql --quiet --dbname=app --command="drop schema export_queue cascade"')
-    shell.run(restore)
-    as_role(server.user)
-    shell.run("export-queue adopt --password env:STORE_PASSWORD")
-    as_role("app")

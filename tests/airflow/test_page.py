@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from httpx import Response
+from tests.support.pages import rows_of
+from tests.support.sessions import sessions_counted
+from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue import DeadLetterFilter, MemorySink, SinkSpec, Store, drain, verify
 from export_queue.core.store import schema
@@ -658,6 +662,38 @@ def test_pages_that_wait_for_a_store_leave_threads_to_airflow_and_to_other_store
             assert [queue.id for queue in store.queues()] == ["orders"]
     for _ in range(2):  # also after an error
         assert op.get(READER, params={"reader": "nobody"}).status_code == 404
+
+
+def test_pages_take_a_limited_number_of_connections_and_keep_none_of_them(
+    op: TestClient, connect: Callable[..., None], postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg
+
+    from export_queue.hooks import export_queue as hook
+    from export_queue.page import stores
+
+    (row,) = [row for row in rows_of("production.md", "Connections of the database") if row[0] == "the page in the UI"]
+    most = int(row[2].partition(" ")[0])
+    with Store.open(postgres_url) as store:
+        store.create()
+        store.configure_queue("orders")
+    connect(CONNECTION, conn_type="export_queue", host=postgres_url)
+    monkeypatch.setattr(hook, "HURRIED_SECONDS", int(PATIENCE))
+    monkeypatch.setattr(stores, "_free", {})
+
+    def status() -> int:
+        return op.get(READER, params={"reader": "orders"}).status_code
+
+    with sessions_counted(postgres_url) as sessions:
+        with psycopg.connect(postgres_url.replace("+psycopg", "")) as other, ThreadPoolExecutor(most) as threads:
+            other.execute("lock table export_queue.xq_queue in access exclusive mode")
+            answers = [threads.submit(status) for _ in range(most)]
+            wait_until(lambda: sessions() == most, "a page has no connection, or more than one")
+            assert status() == 503
+            assert sessions() == most
+            other.rollback()
+            assert {answer.result() for answer in answers} == {200}
+        wait_until(lambda: sessions() == 0, "a page has kept a connection")
 
 
 def test_a_missing_connection_and_a_missing_store_say_what_to_do(

@@ -17,8 +17,10 @@ import orjson
 import pytest
 import sqlalchemy as sa
 from tests.spark.conftest import Submission, Submit, children, is_driver, is_running
+from tests.spark.exports import connections_to
 from tests.support import bulk
 from tests.support.drawn import drawn
+from tests.support.pages import rows_of
 from tests.support.waiting import wait_until
 
 from export_queue import DrainReport, Owner, Range, SinkSpec, Store, StoreSpec, drain, drain_job
@@ -71,6 +73,35 @@ def job_for(store_url: str, sink: SinkSpec, **options: Any) -> Any:
     url = sa.make_url(store_url)._replace(password=None).render_as_string()
     store = StoreSpec(url=url, secret="env:XQ_STORE")
     return drain_job(**{"queue_id": "orders", "sink": sink, "store": store, "owner": Owner("dag/run/task"), **options})
+
+
+@pytest.mark.full("a start of Spark for a number of a page")
+def test_driver_and_tasks_keep_a_few_connections_to_the_store(
+    orders: Store,
+    store_url: str,
+    redis_spec: SinkSpec,
+    redis_client: Any,
+    passwords: dict[str, str],
+    submit: Submit,
+) -> None:
+    (row,) = [row for row in rows_of("production.md", "Connections of the database") if row[0].startswith("Spark")]
+    (keeps,) = map(int, re.findall(r"\d+", row[1]))
+    port = sa.make_url(store_url).port
+    assert port
+    add(orders, {f"k{i}": port for i in range(2000)})
+    job = job_for(store_url, redis_spec, exporter="exports:with_connections", max_parallel=2)
+    submission = submit(job, variables={**MODULES, **passwords})
+    driver, of_driver = submission.driver(), set()
+
+    def has_ended() -> bool:
+        of_driver.add(connections_to(driver, port))
+        return submission.process.poll() is not None
+
+    wait_until(has_ended, "the job does not end", pause=0.1)
+    assert submission.wait() == 0, submission.output()
+    of_tasks = {orjson.loads(redis_client.get(key))["connections"] for key in redis_client.scan_iter("orders:*")}
+    assert 1 <= max(of_driver) <= keeps
+    assert 1 <= max(of_tasks) <= keeps
 
 
 def test_a_job_brings_what_is_committed_sets_refused_entries_aside_and_shows_no_password(

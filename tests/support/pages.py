@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -44,6 +45,12 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
     assert below, f"{page} has no heading {heading}"
     lines = [line for line in re.split(r"^#", below, maxsplit=1, flags=re.MULTILINE)[0].splitlines() if line[:1] == "|"]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def names_of_tests(file: str) -> set[str]:
+    """List the tests of a file below ``tests``, without running it."""
+    tree = ast.parse((DOCS.parent / "tests" / file).read_text("utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
 
 class Shell:
