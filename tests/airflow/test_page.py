@@ -678,18 +678,20 @@ def test_pages_take_a_limited_number_of_connections_and_keep_none_of_them(
         store.create()
         store.configure_queue("orders")
     connect(CONNECTION, conn_type="export_queue", host=postgres_url)
-    monkeypatch.setattr(hook, "HURRIED_SECONDS", int(PATIENCE))
+    monkeypatch.setattr(hook, "HURRIED_SECONDS", int(2 * PATIENCE))
     monkeypatch.setattr(stores, "_free", {})
 
     def status() -> int:
         return op.get(READER, params={"reader": "orders"}).status_code
 
     with sessions_counted(postgres_url) as sessions:
-        with psycopg.connect(postgres_url.replace("+psycopg", "")) as other, ThreadPoolExecutor(most) as threads:
+        with ThreadPoolExecutor(most + 1) as threads, psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
             other.execute("lock table export_queue.xq_queue in access exclusive mode")
             answers = [threads.submit(status) for _ in range(most)]
             wait_until(lambda: sessions() == most, "a page has no connection, or more than one")
-            assert status() == 503
+            refused = threads.submit(status)
+            wait_until(refused.done, "more pages wait for the store")
+            assert refused.result() == 503
             assert sessions() == most
             other.rollback()
             assert {answer.result() for answer in answers} == {200}

@@ -33,7 +33,8 @@ CONNECTIONS: Tests = {
     "web service, producer": [(HERE, "a_producer_keeps_some_connections_and_waits_at_the_limit")],
     "drain in an Airflow worker": [(HERE, "a_drain_keeps_a_few_connections")],
     "triggerer with any number of sensors and triggers": [
-        ("airflow/test_trigger.py", "a_hundred_sensors_take_one_look_an_interval_and_two_connections")
+        ("airflow/test_trigger.py", "a_hundred_sensors_take_one_look_an_interval_and_two_connections"),
+        ("airflow/test_deferred_drains.py", "a_person_who_ends_a_deferred_task_ends_its_driver"),
     ],
     "the page in the UI": [
         ("airflow/test_page.py", "pages_take_a_limited_number_of_connections_and_keep_none_of_them")
@@ -173,8 +174,10 @@ def test_a_producer_keeps_some_connections_and_waits_at_the_limit(
             wait_until(lambda: sessions() == most, "not every thread has taken a connection")
             with monkeypatch.context() as patch:
                 patch.setattr(store.database.engine.pool, "_timeout", 0.05)  # instead of half a minute
+                refused = threads.submit(add, most)
+                wait_until(refused.done, "more connections are taken")
                 with pytest.raises(StoreUnavailable, match="all connections of this process are taken"):
-                    add(most)
+                    refused.result()
             assert sessions() == most
             work += [threads.submit(add, number) for number in range(most, most + more)]
             other.rollback()
