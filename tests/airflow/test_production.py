@@ -504,5 +504,6 @@ def test_an_upgrade_in_the_order_of_the_page_works_while_old_programs_continue(
         new("""export-queue add products 4 '{"price": 6}'""", "app")
         assert "3 acknowledged" in new("export-queue drain products --sink copies.json", "carrier")
         add("5")
-        assert drain(old, "products", sink).acknowledged == 1
+        with Store.open(url("carrier")) as started_later:
+            assert drain(started_later, "products", sink).acknowledged == 1
         assert "no differences" in new("export-queue verify products --sink copies.json", "app")
