@@ -148,7 +148,7 @@ def _equality(comparison: Mapping[str, Any] | None) -> str | None:
     if comparison is None:
         return None
     differences = comparison["differences"]
-    return f"{comparison['finished']} {f'{differences} differences' if differences else 'no differences'}"
+    return f"{comparison['finished']} {differences or 'no'} difference{'' if differences == 1 else 's'}"
 
 
 def _is_incomplete(marks: list[Mark]) -> bool | None:

@@ -93,7 +93,8 @@ class VerifyReport:
         """Return the report as one line for the log."""
         found, others = self._counts(DIFFERENCES), self._counts(("dead", "queued", "younger"))
         text = f"{self.queue} ↔ {self.sink}: {grouped(self.compared)} records compared: "
-        text += f"{grouped(self.differences)} differences ({found})" if found else "no differences"
+        differences = "1 difference" if self.differences == 1 else f"{grouped(self.differences)} differences"
+        text += f"{differences} ({found})" if found else "no differences"
         text += f"; excused: {others}" if others else ""
         without = "" if self.ranked else "; documents only, since ranks are not known"
         mended = f"; {grouped(self.repaired)} repaired before" if self.repaired else ""

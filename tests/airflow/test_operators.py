@@ -587,7 +587,7 @@ def test_verify_succeeds_without_differences_and_fails_at_once_with_them(
     assert (report["compared"], report["differences"], report["sink"]) == (3, 0, "copies")
     with pytest.raises(AirflowFailException) as raised:
         run_task(ExportQueueVerifyOperator, **compared, source=f"{__name__}:some_orders")
-    assert "1 differences (1 missing)" in str(raised.value)
+    assert "1 difference (1 missing)" in str(raised.value)
     assert "missing: orders customer 7" in str(raised.value)
     with pytest.raises(InvalidArgument, match="no_orders"):
         run_task(ExportQueueVerifyOperator, **compared, source=f"{__name__}:no_orders")

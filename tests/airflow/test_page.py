@@ -396,12 +396,12 @@ def test_comparisons_with_the_sink_are_shown(op: TestClient, airflow_store: Stor
     compare("<b>anna")
     assert re.search(r"orders memory 0 – 0 \d+ – \S+ \S+ UTC: ok \S+ \S+ UTC: equal", plain(op.get("/").text))
     compare()
-    assert re.search(r"UTC: ok \S+ \S+ UTC: 1 differences", plain(op.get("/").text))
+    assert re.search(r"UTC: ok \S+ \S+ UTC: 1 difference", plain(op.get("/").text))
     page = op.get(READER, params={"reader": "orders"}).text
     assert "&lt;b&gt;anna" in page
     assert "<b>anna" not in page
     shown = plain(page)
-    assert shown.index("1 differences") < shown.index("extra:") < shown.index("equal")
+    assert shown.index("1 difference") < shown.index("extra:") < shown.index("equal")
 
 
 def test_a_rebuild_is_shown_until_it_is_finished(op: TestClient, airflow_store: Store, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_differences_fail_at_once_and_a_repair_mends_them(
     orders: Store, table: sqlite3.Connection, spark: FakeSpark
 ) -> None:
     table.execute("UPDATE orders SET document = '{}' WHERE id = 'o7'")
-    with pytest.raises(AirflowFailException, match="1 differences") as raised:
+    with pytest.raises(AirflowFailException, match="1 difference") as raised:
         execute(an_operator())
     assert "different: orders o7" in str(raised.value)
     spark.mode("late")  # the report says more than the exit status

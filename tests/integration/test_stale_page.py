@@ -397,7 +397,7 @@ def test_a_sink_that_differs_is_repaired(
 
     on_call.is_alerted("ExportQueueCopyDiffers")
     line, _ = on_call.status()
-    assert line["last_comparison"].endswith(" 1 differences")
+    assert line["last_comparison"].endswith(" 1 difference")
     assert "with `--repair`" in _row("`last_comparison`")[2]
     assert "1 repaired" in on_call.run(f"{on_call.block('5.').splitlines()[0]} --repair")
     on_call.is_well()
