@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
+from sqlalchemy.util.queue import Empty
 
 from export_queue.core.errors import StoreError, StoreNotCreated, StoreUnavailable
 from export_queue.core.interruptions import raised_by_handler
@@ -74,17 +75,35 @@ class Translator:
 class EnginePool(QueuePool):
     """The engine's pool. It keeps ``KEPT_CONNECTIONS`` together with those that :class:`Pool` keeps in front of it."""
 
-    idle_in_front: Sized = ()
-
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.logger = logging.getLogger("sqlalchemy.pool")  # not one of this library's, at whose level users log
+        self.idle_in_front: list[tuple[sa.PoolProxiedConnection, object]] = []
         self._taking: set[object] = set()
         """One object for each thread that takes a connection here, or waits for one."""
 
     def may_keep_in_front(self) -> bool:
         """Return whether an idle connection may be kept in front: nobody waits for it here, and few are idle."""
         return not self._taking and self._keeps_few()
+
+    def serve_from_front(self) -> None:
+        """Take a connection from the front if a thread may wait for it here.
+
+        Called by who has just kept one there, and by who has just come to wait here: one sees the other.
+        """
+        if self._taking and self._overflow >= self._max_overflow:
+            with contextlib.suppress(IndexError):
+                self.idle_in_front.pop()[0].close()
+
+    def close_idle(self) -> None:
+        """Close the connections that nobody uses. Unlike after :meth:`dispose`, the others still count."""
+        with contextlib.suppress(Empty):
+            while True:
+                record = self._pool.get(False)
+                try:
+                    record.close()
+                finally:
+                    self._dec_overflow()
 
     def _keeps_few(self) -> bool:
         return self.checkedin() + len(self.idle_in_front) < KEPT_CONNECTIONS
@@ -99,6 +118,7 @@ class EnginePool(QueuePool):
         taker = object()
         try:
             self._taking.add(taker)
+            self.serve_from_front()
             return super()._do_get()
         finally:
             self._taking.discard(taker)
@@ -140,6 +160,8 @@ class Pool:
         self._idle: list[tuple[sa.PoolProxiedConnection, object]] = []
         """The one used last is at the end and lent first, since its caches are warm."""
         self._count_idle()
+        self._era = object()
+        """Another one as soon as the connections that are open now may no longer be kept."""
         self._lent: dict[object, int] = {}
         """By loan the thread that uses a connection, or is about to."""
         self.answer_seconds: float | None = None
@@ -182,6 +204,7 @@ class Pool:
         try:
             if self._has_room() and self._driver.is_idle(loan.driver_connection):
                 self._idle.append((loan.pooled, loan.driver_connection))
+                self._serve_waiting()
             else:
                 loan.pooled.close()
         finally:  # also when an alarm strikes: a fork waits for every loan
@@ -199,7 +222,7 @@ class Pool:
                 self._file.require_in_place()
             with contextlib.suppress(IndexError):
                 self._idle.pop()[0].close()  # a process should not need more sessions than it uses at once
-            pool = self.engine.pool
+            era = self._era
             with self._unsent():
                 connection = self.engine.connect()
         except BaseException:
@@ -218,7 +241,7 @@ class Pool:
             raise
         finally:
             try:
-                if pool is not self.engine.pool:  # a pool abandoned meanwhile would keep it open
+                if era is not self._era:
                     connection.invalidate()
                 connection.close()
             except AssertionError as error:
@@ -238,7 +261,7 @@ class Pool:
     def connect_unused(self) -> Iterator[object | None]:
         """Lend an idle connection of the driver; None if there is none. No other thread ever waits for it."""
         with self.counted():
-            pool = self.engine.pool
+            era = self._era
             pooled = self._unused()
             if pooled is None:
                 yield None
@@ -249,7 +272,7 @@ class Pool:
                 pooled.invalidate()
                 raise
             finally:
-                if pool is not self.engine.pool:  # as in connect()
+                if era is not self._era:
                     pooled.invalidate()
                 pooled.close()
 
@@ -260,6 +283,11 @@ class Pool:
     def _has_room(self) -> bool:
         pool = self.engine.pool
         return pool.may_keep_in_front() if isinstance(pool, EnginePool) else len(self._idle) < KEPT_CONNECTIONS
+
+    def _serve_waiting(self) -> None:
+        pool = self.engine.pool
+        if isinstance(pool, EnginePool):
+            pool.serve_from_front()
 
     def _unused(self) -> sa.PoolProxiedConnection | None:
         with contextlib.suppress(IndexError):
@@ -314,12 +342,17 @@ class Pool:
     def close_idle(self) -> None:
         """Close all connections that are not in use."""
         with self.counted():
+            self._era = object()
             while self._idle:
                 with contextlib.suppress(IndexError):
                     connection = self._idle.pop()[0]
-                    connection.invalidate()  # an abandoned pool would keep it open
+                    connection.invalidate()
                     connection.close()
-            self.engine.dispose()
+            pool = self.engine.pool
+            # A pool that is disposed of leaves its place to another, which would count from zero while threads go on
+            # to use connections of this one, or wait for them.
+            if isinstance(pool, EnginePool):
+                pool.close_idle()
 
     def borrowers(self) -> set[int]:
         """Return the threads that are using a connection."""
@@ -330,6 +363,7 @@ class Pool:
         forks.leave_to_parent((self._idle, self.engine.pool))
         self._idle = []
         self._lent = {}
+        self._era = object()
         self.engine.dispose(close=False)
         self._count_idle()
         self.refusal = refusal
