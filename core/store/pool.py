@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator
 from types import TracebackType
@@ -12,14 +11,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
-from sqlalchemy.util.queue import Empty
 
 from export_queue.core.errors import StoreError, StoreNotCreated, StoreUnavailable
 from export_queue.core.interruptions import raised_by_handler
 from export_queue.core.store import forks
 from export_queue.core.store.dialect import Dialect
-from export_queue.core.store.limits import KEPT_CONNECTIONS
+from export_queue.core.store.engine_pool import EnginePool
 from export_queue.core.store.seams import Driver
 
 _ENDED_AT_ONCE = "This connection is closed"
@@ -72,67 +69,6 @@ class Translator:
             raise translated from (translated.__cause__ if cause is translated else cause)
 
 
-class EnginePool(QueuePool):
-    """The engine's pool. It keeps ``KEPT_CONNECTIONS`` together with those that :class:`Pool` keeps in front of it."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.logger = logging.getLogger("sqlalchemy.pool")  # not one of this library's, at whose level users log
-        self.idle_in_front: list[tuple[sa.PoolProxiedConnection, object]] = []
-        self._taking: set[object] = set()
-        """One object for each thread that takes a connection here, or waits for one."""
-
-    def may_keep_in_front(self) -> bool:
-        """Return whether an idle connection may be kept in front: nobody waits for it here, and few are idle."""
-        return not self._taking and self._keeps_few()
-
-    def serve_from_front(self) -> None:
-        """Take a connection from the front if a thread may wait for it here.
-
-        Called by who has just kept one there, and by who has just come to wait here: one sees the other.
-        """
-        if self._taking and self._overflow >= self._max_overflow:
-            with contextlib.suppress(IndexError):
-                self.idle_in_front.pop()[0].close()
-
-    def close_idle(self) -> None:
-        """Close the connections that nobody uses. Unlike after :meth:`dispose`, the others still count."""
-        with contextlib.suppress(Empty):
-            while True:
-                record = self._pool.get(False)
-                try:
-                    record.close()
-                finally:
-                    self._dec_overflow()
-
-    def _keeps_few(self) -> bool:
-        return self.checkedin() + len(self.idle_in_front) < KEPT_CONNECTIONS
-
-    def recreate(self) -> EnginePool:
-        made = super().recreate()
-        assert isinstance(made, EnginePool)
-        made.idle_in_front = self.idle_in_front
-        return made
-
-    def _do_get(self) -> ConnectionPoolEntry:
-        taker = object()
-        try:
-            self._taking.add(taker)
-            self.serve_from_front()
-            return super()._do_get()
-        finally:
-            self._taking.discard(taker)
-
-    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
-        if self._taking or self._keeps_few():
-            super()._do_return_conn(record)
-            return
-        try:
-            record.close()
-        finally:
-            self._dec_overflow()
-
-
 class Loan:
     """A connection that one thread uses."""
 
@@ -159,7 +95,7 @@ class Pool:
         self.translator = translator
         self._idle: list[tuple[sa.PoolProxiedConnection, object]] = []
         """The one used last is at the end and lent first, since its caches are warm."""
-        self._count_idle()
+        self._engine_pool.idle_in_front = self._idle
         self._era = object()
         """Another one as soon as the connections that are open now may no longer be kept."""
         self._lent: dict[object, int] = {}
@@ -202,9 +138,9 @@ class Pool:
     def check_in(self, loan: Loan) -> None:
         """Take back a connection of :meth:`check_out`."""
         try:
-            if self._has_room() and self._driver.is_idle(loan.driver_connection):
+            if self._engine_pool.may_keep_in_front() and self._driver.is_idle(loan.driver_connection):
                 self._idle.append((loan.pooled, loan.driver_connection))
-                self._serve_waiting()
+                self._engine_pool.serve_from_front()
             else:
                 loan.pooled.close()
         finally:  # also when an alarm strikes: a fork waits for every loan
@@ -276,18 +212,11 @@ class Pool:
                     pooled.invalidate()
                 pooled.close()
 
-    def _count_idle(self) -> None:
-        if isinstance(self.engine.pool, EnginePool):
-            self.engine.pool.idle_in_front = self._idle
-
-    def _has_room(self) -> bool:
+    @property
+    def _engine_pool(self) -> EnginePool:
         pool = self.engine.pool
-        return pool.may_keep_in_front() if isinstance(pool, EnginePool) else len(self._idle) < KEPT_CONNECTIONS
-
-    def _serve_waiting(self) -> None:
-        pool = self.engine.pool
-        if isinstance(pool, EnginePool):
-            pool.serve_from_front()
+        assert isinstance(pool, EnginePool)
+        return pool
 
     def _unused(self) -> sa.PoolProxiedConnection | None:
         with contextlib.suppress(IndexError):
@@ -296,8 +225,7 @@ class Pool:
                 return pooled
             pooled.invalidate()
             pooled.close()
-        pool = self.engine.pool
-        if not isinstance(pool, QueuePool) or not pool.checkedin():
+        if not self._engine_pool.checkedin():
             return None
         with self.translator:
             return self.engine.raw_connection()
@@ -348,11 +276,9 @@ class Pool:
                     connection = self._idle.pop()[0]
                     connection.invalidate()
                     connection.close()
-            pool = self.engine.pool
             # A pool that is disposed of leaves its place to another, which would count from zero while threads go on
             # to use connections of this one, or wait for them.
-            if isinstance(pool, EnginePool):
-                pool.close_idle()
+            self._engine_pool.close_idle()
 
     def borrowers(self) -> set[int]:
         """Return the threads that are using a connection."""
@@ -365,5 +291,5 @@ class Pool:
         self._lent = {}
         self._era = object()
         self.engine.dispose(close=False)
-        self._count_idle()
+        self._engine_pool.idle_in_front = self._idle
         self.refusal = refusal

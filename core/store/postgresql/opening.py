@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from export_queue.core.drivers import bare_url, check_postgresql_files, postgresql_arguments
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.store.dialect import Dialect
+from export_queue.core.store.engine_pool import EnginePool
 from export_queue.core.store.limits import KEPT_CONNECTIONS, MOST_CONNECTIONS
-from export_queue.core.store.pool import EnginePool
 from export_queue.core.store.postgresql.administration import PostgresAdministration, PostgresLocks, PostgresServer
 from export_queue.core.store.postgresql.connection import CLIENT_DEFAULTS, PostgresDriver, bound_connections
 from export_queue.core.store.postgresql.transactions import PostgresSteps

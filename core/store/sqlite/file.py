@@ -11,8 +11,8 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from export_queue.core.errors import StoreError, StoreNotCreated, StoreUnavailable
+from export_queue.core.store.engine_pool import EnginePool
 from export_queue.core.store.limits import KEPT_CONNECTIONS, MOST_CONNECTIONS
-from export_queue.core.store.pool import EnginePool
 from export_queue.core.store.sqlite.filelock import FileLock
 
 LOCK_SECONDS = 30.0
