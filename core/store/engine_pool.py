@@ -38,13 +38,17 @@ class EnginePool(QueuePool):
 
     def close_idle(self) -> None:
         """Close the connections that nobody uses. Unlike after :meth:`dispose`, the others still count."""
+        for_waiting: list[ConnectionPoolEntry] = []
         with contextlib.suppress(Empty):
             while True:
                 record = self._pool.get(False)
-                try:
-                    record.close()
-                finally:
+                record.close()
+                if self._taking and self._overflow >= self._max_overflow:
+                    for_waiting.append(record)  # it was returned for a thread that waits, which opens it anew
+                else:
                     self._dec_overflow()
+        for record in for_waiting:
+            super()._do_return_conn(record)
 
     def _keeps_few(self) -> bool:
         return self.checkedin() + len(self.idle_in_front) < KEPT_CONNECTIONS

@@ -77,12 +77,15 @@ def test_connections_in_use_still_count_after_the_others_were_closed(
     """As before a fork, and after a commit whose answer was lost."""
     pool: Any = store.database.pool
     loans = [pool.check_out() for _ in range(MOST_CONNECTIONS)]
+    monkeypatch.setattr(pool.engine.pool, "_timeout", PATIENCE)
     with ThreadPoolExecutor(1) as threads:
         waits = threads.submit(pool.check_out)
         wait_until(lambda: pool.engine.pool._taking, "the thread does not wait")
         store.database.forget_connections()
         assert pool.engine.pool.checkedout() == MOST_CONNECTIONS
-        pool.check_in(loans.pop())
+        with pool.engine.pool._pool.mutex:  # the thread cannot take it before it is closed
+            pool.check_in(loans.pop())
+            store.database.forget_connections()
         loans.append(waits.result(timeout=PATIENCE / 2))
     monkeypatch.setattr(pool.engine.pool, "_timeout", 0.01)
     with pytest.raises(StoreUnavailable, match="all connections"):
