@@ -1,4 +1,4 @@
-"""SQLAlchemy's pool of connections, which counts those that a store's own pool keeps in front of it."""
+"""SQLAlchemy's pool of connections; who waits here gets those that a store's own pool keeps in front of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from export_queue.core.store.limits import KEPT_CONNECTIONS
 
 
 class EnginePool(QueuePool):
-    """A pool that keeps ``KEPT_CONNECTIONS``, together with those that the store's pool keeps in front of it."""
+    """A pool behind the store's: who waits here gets the next connection that is returned, wherever it would go."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -25,14 +25,14 @@ class EnginePool(QueuePool):
 
     def may_keep_in_front(self) -> bool:
         """Return whether an idle connection may be kept in front: nobody waits for it here, and few are idle."""
-        return not self._taking and self._keeps_few()
+        return not self._is_awaited() and len(self.idle_in_front) < KEPT_CONNECTIONS // 2
 
     def serve_from_front(self) -> None:
         """Take a connection from the front if a thread may wait for it here.
 
         Called by who has just kept one there, and by who has just come to wait here: one sees the other.
         """
-        if self._taking and self._overflow >= self._max_overflow:
+        if self._is_awaited():
             with contextlib.suppress(IndexError):
                 self.idle_in_front.pop()[0].close()
 
@@ -43,15 +43,16 @@ class EnginePool(QueuePool):
             while True:
                 record = self._pool.get(False)
                 record.close()
-                if self._taking and self._overflow >= self._max_overflow:
+                if self._is_awaited():
                     for_waiting.append(record)  # it was returned for a thread that waits, which opens it anew
                 else:
                     self._dec_overflow()
         for record in for_waiting:
             super()._do_return_conn(record)
 
-    def _keeps_few(self) -> bool:
-        return self.checkedin() + len(self.idle_in_front) < KEPT_CONNECTIONS
+    def _is_awaited(self) -> bool:
+        """Return whether a thread may wait: no other connection may be opened."""
+        return bool(self._taking) and self._overflow >= self._max_overflow
 
     def recreate(self) -> EnginePool:
         made = super().recreate()
@@ -67,12 +68,3 @@ class EnginePool(QueuePool):
             return super()._do_get()
         finally:
             self._taking.discard(taker)
-
-    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
-        if self._taking or self._keeps_few():
-            super()._do_return_conn(record)
-            return
-        try:
-            record.close()
-        finally:
-            self._dec_overflow()

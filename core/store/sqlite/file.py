@@ -217,8 +217,8 @@ def open_engine(url: sa.URL, file: StoreFile) -> sa.Engine:
         hide_parameters=True,  # errors must not show values of entries
         creator=file.connect,
         poolclass=EnginePool,
-        pool_size=KEPT_CONNECTIONS,
-        max_overflow=MOST_CONNECTIONS - KEPT_CONNECTIONS,
+        pool_size=KEPT_CONNECTIONS // 2,
+        max_overflow=MOST_CONNECTIONS - KEPT_CONNECTIONS // 2,
         pool_use_lifo=True,  # the connection that was used last has the newest pages in its cache
     )
 
