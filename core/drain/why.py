@@ -92,11 +92,9 @@ def why(database: Database, queue: Queue, key: bytes) -> KeyStory:
         queued = peek(work, queue, snapshot, key=key, limit=MOST_SHOWN)
         dead = list_dead_letters(work, queue, DeadLetterFilter(key=key), limit=MOST_SHOWN)
         added_to = queue_added_to(work, queue)
-        hidden = {  # a first load adds to the subscription itself
-            seq
-            for staged_for in (queue, added_to)
-            for seq in hidden_seqs(work, staged_for, snapshot, key, limit=MOST_SHOWN)
-        }
+        hidden = hidden_seqs(work, added_to, snapshot, key, limit=MOST_SHOWN)
+        if added_to.number != queue.number:  # what a first load adds to the subscription alone
+            hidden += hidden_seqs(work, queue, snapshot, key, limit=MOST_SHOWN)
         writer = queries.versions.last_writer(work, entry_key(added_to.number, key))
         newest = finished_drains(work, queue.id, limit=_REPORTS)
         busy = finished_drains(work, queue.id, idle=False, limit=_REPORTS)

@@ -403,11 +403,11 @@ def hidden_seqs(work: Reading, queue: Queue, snapshot: Snapshot, key: bytes, *, 
 
     Long transactions staged them that are in progress, or that ended without a commit and await clean-up.
 
-    :param queue: the queue to which they were added. Those of a queue with subscriptions get a bucket of each
-        subscription at the commit; until then they are in bucket 0 of layout 0.
+    :param queue: the queue to which they were added. If it has subscriptions, its entries are in bucket 0 of layout 0
+        until the commit gives each subscription its own.
     """
-    places = [(layout.number, bucket(key, layout.buckets)) for layout in queue.layouts()]
     found: list[int] = []
-    for layout, of_key in [(0, 0)] if queue.fans_out else places:
-        found += queries.entries.hidden_seqs(work, queue.number, layout, snapshot, at=(of_key, key), rows=limit)
+    for layout, buckets in [(0, 1)] if queue.fans_out else [(one.number, one.buckets) for one in queue.layouts()]:
+        at = bucket(key, buckets), key
+        found += queries.entries.hidden_seqs(work, queue.number, layout, snapshot, at=at, rows=limit)
     return sorted(found)[:limit]

@@ -10,7 +10,7 @@ MAX_SHORT_SECONDS = 3600.0
 """Maximum time-out of a short transaction in every process. Clean-up keeps all versions that a snapshot of this age may
 read."""
 KEPT_CONNECTIONS = 16
-"""Maximum number of idle connections that a process keeps, half of them in the store's pool, half in the engine's."""
+"""Maximum number of idle connections that a process keeps open."""
 MOST_CONNECTIONS = 64
 """Maximum number of connections of a process. Each read, write and commit in progress takes one."""
 

@@ -97,7 +97,7 @@ class Pool:
         """The one used last is at the end and lent first, since its caches are warm."""
         self._engine_pool.idle_in_front = self._idle
         self._era = object()
-        """Another one as soon as the connections that are open now may no longer be kept."""
+        """Replaced when the connections that are open now must be closed as they are returned."""
         self._lent: dict[object, int] = {}
         """By loan the thread that uses a connection, or is about to."""
         self.answer_seconds: float | None = None
@@ -276,8 +276,8 @@ class Pool:
                     connection = self._idle.pop()[0]
                     connection.invalidate()
                     connection.close()
-            # A pool that is disposed of leaves its place to another, which would count from zero while threads go on
-            # to use connections of this one, or wait for them.
+            # Disposing of the pool would put another in its place, which counts from zero, while threads still use
+            # connections of this one or wait for them.
             self._engine_pool.close_idle()
 
     def borrowers(self) -> set[int]:

@@ -6,7 +6,6 @@ Journey 3, and all example DAGs, run in Airflow's own processes: ``test_processe
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import sqlite3
@@ -20,7 +19,7 @@ from tests.support.alerts import fired_alerts
 from tests.support.elasticsearch import VERSIONS, ElasticsearchServer
 from tests.support.environments import Environment
 from tests.support.fixtures import private_or_skip
-from tests.support.pages import DOCS, Shell, assert_shown, blocks_of, rows_of
+from tests.support.pages import DOCS, Shell, assert_shown, assert_tested, blocks_of, rows_of
 from tests.support.servers import PostgresServer, RedisServer, free_port
 
 from export_queue import Store
@@ -293,10 +292,7 @@ TESTS = {
 def test_each_row_about_retries_has_a_test(heading: str) -> None:
     expected = TESTS[heading]
     assert [row[0] for row in rows_of("airflow-retries.md", heading.partition(":")[0])] == list(expected)
-    for module, name in expected.values():
-        tree = ast.parse((ROOT / "tests" / "airflow" / f"{module}.py").read_text("utf-8"))
-        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert f"test_{name}" in names, f"{module}::test_{name}"
+    assert_tested((f"airflow/{module}.py", name) for module, name in expected.values())
 
 
 # -- 4. an index is stale; tests/integration/test_stale_page.py follows the other rows of the page ---------------------

@@ -18,7 +18,7 @@ import pytest
 from tests.support.certificates import Authority, lend
 from tests.support.environments import Environment
 from tests.support.fixtures import private_or_skip
-from tests.support.pages import DOCS, Shell, blocks_of, names_of_tests, rows_of
+from tests.support.pages import DOCS, Shell, assert_tested, blocks_of, rows_of
 from tests.support.servers import PostgresServer, find_postgres_programs
 from tests.support.sessions import sessions_counted
 from tests.support.waiting import wait_until
@@ -102,8 +102,7 @@ def _numbers(process: str) -> list[int]:
 def test_each_step_and_each_kind_of_process_has_a_test(heading: str, expected: Tests) -> None:
     rows = [row[0] for row in rows_of("production.md", heading)]
     assert [re.sub(r"^\d+\. ", "", row) for row in rows] == list(expected)
-    for file, name in (test for tests in expected.values() for test in tests):
-        assert f"test_{name}" in names_of_tests(file), f"{file}::test_{name}"
+    assert_tested(test for tests in expected.values() for test in tests)
 
 
 def test_the_steps_into_production_are_in_an_order_that_works() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -20,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 from tests.support.alerts import fired_alerts
 from tests.support.command_line import run_cli
-from tests.support.pages import DOCS, blocks_of, rows_of
+from tests.support.pages import DOCS, assert_tested, blocks_of, rows_of
 from tests.support.waiting import PATIENCE, wait_until
 
 from export_queue import RegistrationLost, SinkSpec, Store, drain
@@ -36,8 +35,8 @@ MOST_COMMANDS = 4
 
 Prices = Callable[[], dict[str, int]]
 
-HERE = "tests/integration/test_stale_page.py"
-JOURNEYS = "tests/airflow/test_journeys.py"
+HERE = "integration/test_stale_page.py"
+JOURNEYS = "airflow/test_journeys.py"
 TESTS = {
     "1. Find the reader and its problem": {
         "`entries`, and an error as `last_drain`": (
@@ -503,7 +502,4 @@ def test_each_row_of_the_page_about_stale_copies_has_a_test(heading: str) -> Non
     rows = rows_of(PAGE, heading)
     assert [row[0] for row in rows] == list(expected)
     assert all(row[-1] for row in rows), "nobody on call is left without a next step"
-    for path, name in expected.values():
-        tree = ast.parse((DOCS.parent / path).read_text("utf-8"))
-        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert f"test_{name}" in names, f"{path}::test_{name}"
+    assert_tested(expected.values())

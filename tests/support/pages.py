@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,13 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
 def names_of_tests(file: str) -> set[str]:
     """List the tests of a file below ``tests``, without running it."""
     tree = ast.parse((DOCS.parent / "tests" / file).read_text("utf-8"))
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+def assert_tested(tests: Iterable[tuple[str, str]]) -> None:
+    """Check that tests exist: the file of each, below ``tests``, and its name without ``test_``."""
+    missing = [f"{file}::test_{name}" for file, name in tests if f"test_{name}" not in names_of_tests(file)]
+    assert not missing, missing
 
 
 class Shell:

@@ -117,6 +117,8 @@ def _run_folder() -> Path:
 @functools.cache
 def _facts(request: str) -> dict[str, Any]:
     folder = _run_folder()
+    if not folder.is_dir():  # without this, all tests of servers would be skipped, as if no server were installed
+        raise RuntimeError(f"the servers of this run have been stopped: its folder {folder} is gone")
     with _connected(folder) as connection:
         connection.settimeout(SECONDS + 30)
         connection.sendall(request.encode() + b"\n")
@@ -229,10 +231,12 @@ class Holder(threading.Thread):
         """Start the server, tell of it, and stop it when all is over."""
         with ExitStack() as opened:
             try:
-                server = opened.enter_context(self._make())
-                self.answer = {"facts": server.facts()}
-            except FileNotFoundError as missing:
-                self.answer = {"missing": str(missing)}
+                try:
+                    server = self._make()
+                except FileNotFoundError as missing:
+                    self.answer = {"missing": str(missing)}
+                else:
+                    self.answer = {"facts": opened.enter_context(server).facts()}
             except Exception as error:
                 self.answer = {"error": f"{type(error).__name__}: {error}"}
             finally:

@@ -12,7 +12,6 @@ from export_queue.core.drivers import bare_url, check_postgresql_files, postgres
 from export_queue.core.errors import InvalidArgument
 from export_queue.core.store.dialect import Dialect
 from export_queue.core.store.engine_pool import EnginePool
-from export_queue.core.store.limits import KEPT_CONNECTIONS, MOST_CONNECTIONS
 from export_queue.core.store.postgresql.administration import PostgresAdministration, PostgresLocks, PostgresServer
 from export_queue.core.store.postgresql.connection import CLIENT_DEFAULTS, PostgresDriver, bound_connections
 from export_queue.core.store.postgresql.transactions import PostgresSteps
@@ -50,8 +49,6 @@ def open_engine(
             **prepare,
         },
         poolclass=EnginePool,
-        pool_size=KEPT_CONNECTIONS // 2,
-        max_overflow=MOST_CONNECTIONS - KEPT_CONNECTIONS // 2,
         pool_pre_ping=False,
         pool_use_lifo=True,
         pool_reset_on_return=None,

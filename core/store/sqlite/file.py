@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from export_queue.core.errors import StoreError, StoreNotCreated, StoreUnavailable
 from export_queue.core.store.engine_pool import EnginePool
-from export_queue.core.store.limits import KEPT_CONNECTIONS, MOST_CONNECTIONS
 from export_queue.core.store.sqlite.filelock import FileLock
 
 LOCK_SECONDS = 30.0
@@ -217,8 +216,6 @@ def open_engine(url: sa.URL, file: StoreFile) -> sa.Engine:
         hide_parameters=True,  # errors must not show values of entries
         creator=file.connect,
         poolclass=EnginePool,
-        pool_size=KEPT_CONNECTIONS // 2,
-        max_overflow=MOST_CONNECTIONS - KEPT_CONNECTIONS // 2,
         pool_use_lifo=True,  # the connection that was used last has the newest pages in its cache
     )
 
